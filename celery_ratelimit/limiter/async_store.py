@@ -74,8 +74,7 @@ class AsyncStoreRunner:
 
     async def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        if self.core.pretended_wait is None:
-            await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
+        await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
 
     async def ask(self, asked: AcquirePermits) -> Decision:
         """Acquire the permits of all its limit requests, or none, in one round trip."""

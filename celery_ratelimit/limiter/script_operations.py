@@ -10,7 +10,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import RateLimitError
 from ..limits.any_limit import AnyLimit
@@ -68,10 +68,6 @@ class Operations:
         shadows: the limits in shadow.
         settings: operations on stored rates, pauses, shadows and weights.
     """
-
-    #: In tests: every limiter of this process grants all calls (0), or refuses all with a wait of so many microseconds,
-    #: without the store. Set by :mod:`celery_ratelimit.testing`.
-    pretended_wait: ClassVar[int | None] = None
 
     def __init__(self, prefix: str, replace_includes: Mapping[str, str] | None, *, is_cluster: bool) -> None:
         self.is_cluster = is_cluster
@@ -145,9 +141,8 @@ class Operations:
 
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Refill the buckets; ``note``: author and reason."""
-        if self.pretended_wait is None:
-            parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
-            yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
+        parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
+        yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
     # -- Leases ----------------------------------------------------------------------------------------------------
 
@@ -198,8 +193,8 @@ class Operations:
     # -- Decisions -------------------------------------------------------------------------------------------------
 
     def takes_one_script(self, demands: Sequence[LimitRequest]) -> bool:
-        """Whether one script decides all of them, and the store is called at all."""
-        return self.pretended_wait is None and not (self.is_cluster and self._over_slots.parts(tuple(demands)))
+        """Whether one script decides all of them."""
+        return not (self.is_cluster and self._over_slots.parts(tuple(demands)))
 
     def decide(
         self,
@@ -210,8 +205,6 @@ class Operations:
         last: Sequence[int | str] = (),
     ) -> Operation[list[int]]:
         """A script's reply about all limit requests; arguments as of :meth:`Calls.of_script`."""
-        if self.pretended_wait is not None:
-            return self._pretended(script, demands, first)
         if self.is_cluster and (parts := self._over_slots.parts(tuple(demands))):
             return (yield from self._in_steps(self._over_slots.steps(script, parts, first, kind, last)))
         (reply,) = yield [RunScript(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
@@ -251,24 +244,10 @@ class Operations:
     def _read(demands: Sequence[LimitRequest], reply: Any) -> list[int] | RateLimitError:
         return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
-    def _pretended(self, script: Script, demands: Sequence[LimitRequest], first: Sequence[str | int]) -> list[int]:
-        if script not in (self.scripts.acquire, self.scripts.peek, self.scripts.reserve):
-            return [0]  # nothing was taken, so nothing comes back
-        slot_only = script is self.scripts.acquire and int(first[1]) < 0
-        return _pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
-
     def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
         """Positions of the limit requests, grouped by the hash slot that one script sees."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]
-
-
-def _pretended(demands: Sequence[LimitRequest], wait: int, *, slot_only: bool) -> list[int]:
-    """The reply of a script if all buckets were full (``wait`` is 0), or closed for ``wait`` microseconds."""
-    reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
-    for demand in demands:
-        reply += [0, wait] if wait else [demand.size, 0]
-    return reply
 
 
 class Ids:

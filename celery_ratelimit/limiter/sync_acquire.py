@@ -89,7 +89,7 @@ class SyncAcquire(PermitMethods):
                     pass
                 else:
                     asked = None
-        if warm is not None and not self._core.shadows.stored and self._core.pretended_wait is None:
+        if warm is not None and not self._core.shadows.stored:
             for name, quota in warm.quotas:
                 if self.reader.quotas.get(name) is not quota:
                     break

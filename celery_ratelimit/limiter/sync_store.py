@@ -44,6 +44,9 @@ class StoreRunner:
         clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
 
+    #: Whether a test answers in place of the store, see :mod:`celery_ratelimit.testing`.
+    is_fake = False
+
     def __init__(self, client: Redis | RedisCluster, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
         self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
         self._link = link_to(client)
@@ -60,11 +63,6 @@ class StoreRunner:
     def shadows(self) -> Shadows:
         """The limits in shadow."""
         return self.core.shadows
-
-    @property
-    def pretended_wait(self) -> int | None:
-        """See :class:`~celery_ratelimit.limiter.script_operations.Operations`."""
-        return self.core.pretended_wait
 
     # -- Limit requests --------------------------------------------------------------------------------------------
 
@@ -120,8 +118,6 @@ class StoreRunner:
 
     def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        if self.pretended_wait is not None:
-            return
         if self.is_cluster:
             self.store(partial(self.client.ping, target_nodes=RedisCluster.PRIMARIES))  # finds a lost node's successor
         else:
@@ -130,8 +126,6 @@ class StoreRunner:
     def probe(self) -> None:
         """Write as requests do, to a key that nothing else uses. A full store would still answer a ``PING``."""
         self.ping()
-        if self.pretended_wait is not None:
-            return
         link = self._link
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
@@ -145,8 +139,6 @@ class StoreRunner:
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""
         self.ping()
-        if self.pretended_wait is not None:
-            return []
         node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
         try:
             warnings = check_fitness(lambda section: self._store_says(section, node))
