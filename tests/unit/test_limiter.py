@@ -87,6 +87,7 @@ class Scripted(Limiter):
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
         asker: Any = self.asker
+        asker._link._pool = None  # no call is prepared
         asker.ask, asker.core.forget = self._say, self._forgets
 
     def _say(
