@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from asyncio import Task
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -20,7 +20,16 @@ from ..store.script import Script
 from .limit_request import LimitRequest
 from .script_calls import Call
 
-__all__ = ["AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep", "limiter_method", "run_all"]
+__all__ = [
+    "AcquirePermits",
+    "KeysExist",
+    "Operation",
+    "RunScript",
+    "Sleep",
+    "limiter_method",
+    "run_all",
+    "without_errors",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -70,11 +79,17 @@ Operation = Generator[list[RunScript] | KeysExist | Sleep | AcquirePermits, Any,
 
 def run_all(scripts: list[RunScript]) -> Operation[list[Any]]:
     """Run scripts at once and return their replies; the first error is raised."""
-    replies = (yield scripts) if scripts else []
+    return without_errors((yield scripts) if scripts else [])
+
+
+def without_errors(replies: Iterable[T | RateLimitError]) -> list[T]:
+    """The replies; the first error is raised."""
+    found = []
     for reply in replies:
         if isinstance(reply, RateLimitError):
             raise reply
-    return list(replies)
+        found.append(reply)
+    return found
 
 
 class _Runs(Protocol):

@@ -33,6 +33,7 @@ __all__ = [
     "call_of",
     "decision_of",
     "impossible",
+    "read_reply",
     "whole_numbers",
 ]
 
@@ -251,6 +252,11 @@ def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str =
 def whole_numbers(reply: Any) -> list[int]:
     """The whole numbers in a script's reply: a number, or several in a text."""
     return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
+
+
+def read_reply(demands: Sequence[LimitRequest], reply: Any) -> list[int] | RateLimitError:
+    """The whole numbers in a script's reply about limit requests, or its error."""
+    return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
 
 def impossible(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:

@@ -10,17 +10,15 @@ import itertools
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..errors import RateLimitError
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..store.script import Script
 from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
-from .multi_slot_acquire import MultiSlotAcquire, Step, Steps
+from .multi_slot_acquire import MultiSlotAcquire, parts_of
 from .operation import AcquirePermits, Operation, RunScript, run_all
-from .parts import parts_of
-from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, read_reply, whole_numbers
 from .setting_calls import BucketStatus, SettingCalls, read_bucket_status
 from .shadow import Shadows
 
@@ -76,7 +74,7 @@ class Operations:
         self.shadows = Shadows()
         self.settings = SettingCalls(self.scripts, prefix, self.shadows)
         self.new_id = Ids(20)
-        self._over_slots = MultiSlotAcquire(self.scripts, self.new_id)
+        self._over_slots = MultiSlotAcquire(self)
 
     # -- Permits ---------------------------------------------------------------------------------------------------
 
@@ -206,9 +204,9 @@ class Operations:
     ) -> Operation[list[int]]:
         """A script's reply about all limit requests; arguments as of :meth:`Calls.of_script`."""
         if self.is_cluster and (parts := self._over_slots.parts(tuple(demands))):
-            return (yield from self._in_steps(self._over_slots.steps(script, parts, first, kind, last)))
+            return (yield from self._over_slots.decide(script, parts, first, kind, last))
         (reply,) = yield [RunScript(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
-        said = self._read(demands, reply)
+        said = read_reply(demands, reply)
         if isinstance(said, RateLimitError):
             raise said
         return said
@@ -221,28 +219,6 @@ class Operations:
         if isinstance(said, RateLimitError):
             raise impossible(demands, said)
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
-
-    def _in_steps(self, steps: Steps) -> Operation[list[int]]:
-        """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.multi_slot_acquire`."""
-        try:
-            asked = next(steps)
-            while True:
-                replies = yield [self._question(step) for step in asked]
-                asked = steps.send([self._read(step.demands, said) for step, said in zip(asked, replies, strict=True)])
-        except StopIteration as end:
-            result: list[int] = end.value
-            return result
-
-    def _question(self, step: Step) -> RunScript:
-        if step.script is self.scripts.release:
-            id, granted_at = step.first
-            ended = Ended(str(id), step.demands, int(granted_at))
-            return RunScript(step.script, self.calls.of_release([(demand, ended) for demand in step.demands]))
-        return RunScript(step.script, self.calls.of_script(*step))
-
-    @staticmethod
-    def _read(demands: Sequence[LimitRequest], reply: Any) -> list[int] | RateLimitError:
-        return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
     def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
         """Positions of the limit requests, grouped by the hash slot that one script sees."""
