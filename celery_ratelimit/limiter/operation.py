@@ -7,6 +7,7 @@ result.
 from __future__ import annotations
 
 import inspect
+import math
 from asyncio import Task
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,14 +22,8 @@ from .limit_request import LimitRequest
 from .script_calls import Call
 
 __all__ = [
-    "AcquirePermits",
-    "KeysExist",
-    "Operation",
-    "RunScript",
-    "Sleep",
-    "limiter_method",
-    "run_all",
-    "without_errors",
+    *("AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep"),
+    *("batches", "limiter_method", "run_all", "without_errors"),
 ]
 
 T = TypeVar("T")
@@ -90,6 +85,21 @@ def without_errors(replies: Iterable[T | RateLimitError]) -> list[T]:
             raise reply
         found.append(reply)
     return found
+
+
+def batches(
+    alone: bool, items: Sequence[T], most: int, largest: float = math.inf, size_of: Callable[[T], int] = lambda item: 0
+) -> list[list[T]]:
+    """Group items by script call: at most ``most``, whose sizes add up to ``largest``; or each ``alone``."""
+    groups: list[list[T]] = []
+    size = 0
+    for item in items:
+        if not groups or alone or len(groups[-1]) >= most or size + size_of(item) > largest:
+            groups.append([])
+            size = 0
+        groups[-1].append(item)
+        size += size_of(item)
+    return groups
 
 
 class _Runs(Protocol):

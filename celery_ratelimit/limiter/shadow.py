@@ -17,7 +17,7 @@ from ..limits.limit import Limit
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .limit_request import LimitRequest
-from .operation import Operation, RunScript, run_all
+from .operation import Operation, RunScript, batches, run_all
 from .script_calls import call_of
 from .stored_settings import StoredShadow, read_shadow
 
@@ -146,8 +146,9 @@ def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
     """Report requests in the order of their arrival, let the store simulate them, and read the stored shadows."""
     nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
-    earlier = [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
-    for several in _together(core, [*told, *earlier]):
+    each = [(name, of[at : at + _TOLD]) for name, of in told for at in range(0, len(of), _TOLD)]
+    each += [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
+    for several in batches(core.is_cluster, each, _LIMITS, _TOLD, lambda told: len(told[1])):
         question = _reckoning(core, several, shadows.limits, arrivals, nonces, looks=False)
         (reply,) = yield from run_all([question])
         for name, (_, would) in _read_reckoned(core, several, reply).items():
@@ -171,9 +172,7 @@ def ask_shadows(
 ) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
     """As :func:`ask_would`, with the stored shadow of each limit."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
-    nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
-    most = 1 if core.is_cluster else _LIMITS
-    parts = [names[at : at + most] for at in range(0, len(names), most)]
+    nothing, parts = Arrivals(), batches(core.is_cluster, [(name, list[Arrival]()) for name in limits], _LIMITS)
     replies = yield from run_all([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
     for part, reply in zip(parts, replies, strict=True):
         found.update(_read_reckoned(core, part, reply))
@@ -185,22 +184,6 @@ def _nonces() -> Iterator[str]:
     while True:
         number += 1
         yield f"{stem}.{number:x}"
-
-
-def _together(core: Operations, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
-    """Group the arrivals by script call."""
-    batch: list[tuple[str, list[Arrival]]] = []
-    size = 0
-    for name, those in of:
-        for at in range(0, max(1, len(those)), _TOLD):
-            some = those[at : at + _TOLD]
-            if batch and (core.is_cluster or len(batch) >= _LIMITS or size + len(some) > _TOLD or batch[-1][0] == name):
-                yield batch
-                batch, size = [], 0
-            batch.append((name, some))
-            size += len(some)
-    if batch:
-        yield batch
 
 
 def _reckoning(
