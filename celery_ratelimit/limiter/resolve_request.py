@@ -37,7 +37,6 @@ class RequestResolver:
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
         self._named: dict[str, tuple[AnyLimit, AnyLimit]] = {}
-        self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
         self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
 
     # -- A call's limit requests -----------------------------------------------------------------------------------
@@ -50,10 +49,7 @@ class RequestResolver:
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> tuple[LimitRequest, ...]:
-        demands = self.plain(limits, key, cost, args)
-        if priority is None and all(demand.limit.reserve is None for demand in demands):
-            return demands
-        return self.of_priority(demands, priority)
+        return self.of_priority(self.plain(limits, key, cost, args), priority)
 
     def of_priority(self, demands: tuple[LimitRequest, ...], priority: int | None) -> tuple[LimitRequest, ...]:
         """The limit requests for a call of that priority; ``None``: of a message that has none.
@@ -82,19 +78,31 @@ class RequestResolver:
     def plain(
         self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
     ) -> tuple[LimitRequest, ...]:
-        """The limit requests of a call, where its priority does not matter."""
-        if args is not None:
-            return self._read_arguments(self.several(limits), key, cost, args)
+        """The limit requests of a call, where its priority does not matter.
+
+        With ``args``, each limit takes its key and cost from the arguments, as a task's do, unless they are given.
+        """
+        several = _some(self.several(limits), key)
         if isinstance(key, str):
             key = short(key)
-        if isinstance(limits, str):
-            read: AnyLimit | tuple[AnyLimit, ...] = self.quota(limits)
-        else:
-            read = limits if isinstance(limits, AnyLimit) else self.several(limits)
+        asked = [(limit, key, cost) for limit in several]
+        if args is not None:
+            if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+                raise ConfigurationError(
+                    f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
+                )
+            asked = [
+                (
+                    limit,
+                    short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
+                    cost_of(limit, args, (), args) if cost is None else cost,
+                )
+                for limit in several
+            ]
         try:
-            return self._known(read, key, cost)
+            return each_bucket_once([self._demand(*each) for each in asked])
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
-            return self._read_limits(read, key, cost)
+            return each_bucket_once([_demand(*each) for each in asked])
 
     def several(self, limits: Limits) -> tuple[AnyLimit, ...]:
         """The limits as a tuple, with names resolved."""
@@ -119,36 +127,6 @@ class RequestResolver:
         if several and not any(chosen):
             raise _not_kept_by_key(several, key)
         return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
-
-    @staticmethod
-    def _read_limits(
-        limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None
-    ) -> tuple[LimitRequest, ...]:
-        several = _some(limits if isinstance(limits, tuple) else (limits,), key)
-        return each_bucket_once([_demand(limit, key, cost) for limit in several])
-
-    def _read_arguments(
-        self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
-    ) -> tuple[LimitRequest, ...]:
-        """Resolve as for a task: each limit takes its key and cost from the arguments, unless they are given."""
-        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
-            raise ConfigurationError(
-                f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
-            )
-        if isinstance(key, str):
-            key = short(key)
-        asked = [
-            (
-                limit,
-                short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
-                cost_of(limit, args, (), args) if cost is None else cost,
-            )
-            for limit in _some(limits, key)
-        ]
-        try:
-            return each_bucket_once([self._demand(*each) for each in asked])
-        except TypeError:  # as in plain()
-            return each_bucket_once([_demand(*each) for each in asked])
 
     def quota(self, name: str) -> AnyLimit:
         limit = self._found(name)
@@ -262,11 +240,11 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> LimitRequest:
     elif not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
     if isinstance(limit, Concurrency):
-        return LimitRequest(limit, name, own_key(limit, key or ""), 1)
-    if cost is None:
-        if not isinstance(limit.cost, int):
-            raise ConfigurationError(
-                f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}"
-            )
-        return LimitRequest(limit, name, own_key(limit, key or ""), limit.cost)
-    return LimitRequest(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))
+        cost = 1
+    elif cost is not None:
+        cost = check_cost(name, cost, limit.most)
+    elif isinstance(limit.cost, int):
+        cost = limit.cost
+    else:
+        raise ConfigurationError(f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}")
+    return LimitRequest(limit, name, own_key(limit, key or ""), cost)
