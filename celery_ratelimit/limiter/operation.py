@@ -53,7 +53,8 @@ class Sleep(NamedTuple):
 class AcquirePermits:
     """Acquire permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`. Returns a decision.
 
-    The call to the store runs to its end, also if the caller is interrupted.
+    The call to the store runs to its end, also if the caller is interrupted: its reply alone says which permits are to
+    be returned. In an event loop a task makes the call, since a cancelled reader would close its connection.
 
     Attributes:
         answer: the decision, once it is known.

@@ -102,7 +102,7 @@ class SyncAcquire(PermitMethods):
         """Do what :meth:`_acquire` does, for a prepared call that does not wait."""
         counting = self._counting
         try:
-            reply = self.asker.exchange(warm.command)
+            reply = self.asker.store(self.asker.link.exchange, warm.command)
         except RateLimitError as error:
             if isinstance(error.__cause__, NoScriptError):
                 return self._run(self._acquire(warm.demands, 0.0))
@@ -132,7 +132,7 @@ class SyncAcquire(PermitMethods):
         names = [each for each in named if isinstance(each, str)]
         warm = None
         if (
-            self.asker.takes_bytes
+            self.asker.link.takes_bytes
             and core.takes_one_script(demands)
             and not (leased(demands) or any(limit.shadow or limit.reserve is not None for limit in limits))
             and all(name in self.quotas for name in names)

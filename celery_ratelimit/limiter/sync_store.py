@@ -20,7 +20,7 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .limit_request import LimitRequest, leased
+from .limit_request import LimitRequest
 from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
 from .script_calls import Call, Ended
 from .script_operations import Operations
@@ -41,6 +41,7 @@ class StoreRunner:
 
     Attributes:
         core: makes the operations.
+        link: the connections of scripts.
         clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
 
@@ -49,15 +50,15 @@ class StoreRunner:
 
     def __init__(self, client: Redis | RedisCluster, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
         self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
-        self._link = link_to(client)
-        self.is_cluster = isinstance(self._link, ClusterLink)
+        self.link = link_to(client)
+        self.is_cluster = isinstance(self.link, ClusterLink)
         self.core = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
 
     def close(self) -> None:
         """Close the connections that belong to no client."""
-        self._link.close()
+        self.link.close()
 
     @property
     def shadows(self) -> Shadows:
@@ -95,7 +96,7 @@ class StoreRunner:
 
     def run_script(self, script: Script, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         """Run a script of another part of the package, see :class:`~celery_ratelimit.store.script.Script`."""
-        return self.store(script, self._link, keys, values, pieces)
+        return self.store(script, self.link, keys, values, pieces)
 
     def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Run a script several times, in one round trip. The first error is raised."""
@@ -103,16 +104,7 @@ class StoreRunner:
 
     def command(self, *command: str | int) -> Any:
         """Send a command on the connections of scripts."""
-        return self.store(self._link.call, *command)
-
-    @property
-    def takes_bytes(self) -> bool:
-        """Whether :meth:`exchange` can be used."""
-        return self._link.takes_bytes
-
-    def exchange(self, command: bytes) -> Any:
-        """Send a script's call in wire form; returns its reply."""
-        return self.store(self._link.exchange, command)
+        return self.store(self.link.call, *command)
 
     # -- The store's state -----------------------------------------------------------------------------------------
 
@@ -126,7 +118,7 @@ class StoreRunner:
     def probe(self) -> None:
         """Write as requests do, to a key that nothing else uses. A full store would still answer a ``PING``."""
         self.ping()
-        link = self._link
+        link = self.link
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
             self.store(self.core.scripts.probe, link, 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
@@ -134,7 +126,7 @@ class StoreRunner:
     @property
     def is_moving(self) -> bool:
         """Whether the Sentinels are making another server the master."""
-        return self._link.is_moving
+        return self.link.is_moving
 
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""
@@ -175,18 +167,15 @@ class StoreRunner:
                 return self.clock.sleep(seconds)
             case KeysExist(keys):
                 return bool(self.store(self.client.exists, *keys))
-            case AcquirePermits(demands, id, horizon, claim):
-                if claim and leased(demands):
-                    asked.answer = self.drive(self.core.ask_for_turn(asked))
-                else:
-                    asked.answer = self.ask(demands, id=id, horizon=horizon, claim=claim)
+            case AcquirePermits():
+                asked.answer = self.drive(self.core.ask_for_turn(asked))
                 return asked.answer
             case _:
                 return self._reply_to(asked)
 
     def _reply_to(self, questions: list[RunScript]) -> list[Any]:
         """Several scripts in one round trip; on a cluster, one for each node."""
-        link = self._link
+        link = self.link
         if len(questions) < 2 or not link.takes_bytes:
             return [self._reply(*question) for question in questions]
         said = link.exchange_all([question.script.command(*question.call) for question in questions])
@@ -202,7 +191,7 @@ class StoreRunner:
 
     def _reply(self, script: Script, call: Call) -> Any:
         try:
-            return self.store(script, self._link, *call)
+            return self.store(script, self.link, *call)
         except RateLimitError as error:
             return error
 

@@ -130,7 +130,7 @@ def test_a_call_that_is_interrupted_before_it_has_its_answer_keeps_no_place(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter.release(limiter.acquire(PLACE))
-    link = limiter.asker._link
+    link = limiter.asker.link
     exchange = link.exchange
 
     def interrupted_once(command: bytes) -> None:

@@ -129,7 +129,7 @@ def test_a_long_reply_may_come_in_many_pieces(server: EmbeddedServer, store: red
     limiter = Limiter.from_url(server.url)
     store.set("ratelimit:v1:{long}::changed", "x" * 5_000_000, ex=60)
     key = next(iter(store.scan_iter("*:{long}:*")))
-    assert len(limiter.asker._link.call("GET", key)) == 5_000_000
+    assert len(limiter.asker.link.call("GET", key)) == 5_000_000
     assert limiter.acquire(LIMIT).allowed
 
 
@@ -194,5 +194,5 @@ def ask_in_child(limiter: Limiter, pipe: Connection) -> None:
 
 def connection_id(limiter: Limiter) -> int:
     """The number that the store gave to this thread's connection."""
-    number: int = limiter.asker._link.exchange(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n")
+    number: int = limiter.asker.link.exchange(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n")
     return number

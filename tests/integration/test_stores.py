@@ -385,9 +385,9 @@ def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels)
     barrier = threading.Barrier(4)
 
     def connect(limiter: Limiter) -> None:
-        connection = limiter.asker._link._take()
+        connection = limiter.asker.link._take()
         barrier.wait(10)
-        limiter.asker._link._idle.append(connection)
+        limiter.asker.link._idle.append(connection)
 
     def peek(limiter: Limiter) -> bool:
         return limiter.peek(SPREAD).allowed
@@ -414,13 +414,13 @@ def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels)
 
     def is_at_the_new_one(limiter: Limiter) -> bool:
         limiter.peek(SPREAD)
-        return limiter.asker._link._master.address == ("127.0.0.1", sentinel_store.master.port)
+        return limiter.asker.link._master.address == ("127.0.0.1", sentinel_store.master.port)
 
     for limiter in limiters.values():
         limiter.acquire(SPREAD)
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(connect, [limiter] * 4))
-        assert len(limiter.asker._link._idle) >= 4
+        assert len(limiter.asker.link._idle) >= 4
     asyncio.run(main())
 
 
@@ -462,7 +462,7 @@ def test_nobody_watches_for_a_limiter_that_is_gone(sentinel_store: Sentinels) ->
     assert watching() == 0
     limiter.acquire(SPREAD)
     assert watching() == 3
-    limiter.asker._link.close()
+    limiter.asker.link.close()
     until(lambda: watching() == 0, 10, "the end of the threads of one that is closed")
     limiter.acquire(SPREAD)
     assert watching() == 3
