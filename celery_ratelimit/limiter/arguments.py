@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import ConfigurationError, shown
+from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
-from ..limits.templates import called, cost_of, key_of, share_of
+from ..limits.templates import cost_of, key_of, share_of
 from ..store.keys import short
 from .limit_request import LimitRequest, each_bucket_once, own_key
 
 __all__ = [
-    "Cost",
-    "Demands",
-    "Key",
-    "alike_of",
-    "check_arguments",
-    "check_key",
-    "check_names",
-    "demands_of",
-    "reader_of",
-    "runs_later",
-    "signature_of",
+    *("Cost", "Demands", "Key", "arguments_of", "check_arguments", "check_names"),
+    *("demands_of", "reader_of", "runs_later", "signature_of", "templates_of"),
 ]
 
 #: A template over a call's arguments, or a callable that gets them.
@@ -81,7 +71,7 @@ def demands_of(
         kwargs: of the call.
         node: has its own bucket under ``per_worker``. Default: this machine.
     """
-    arguments = _arguments(signature, args, kwargs)
+    arguments = arguments_of(signature, args, kwargs)
     return each_bucket_once(
         [
             LimitRequest(
@@ -111,80 +101,28 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
     """Check that the task or function takes every argument that a key or cost names."""
-    if signature is None:
-        return
-    parameters = signature.parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    what = {}
-    for option, template in _templates(limit):
-        what.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
+    named = {}
+    for option, template in templates_of(limit):
+        named.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
     if isinstance(limit.cost, str):
-        what[limit.cost] = f"cost={limit.cost!r}"
-    for name, setting in what.items():
-        if name not in parameters:
-            takes = ", ".join(parameters) or "none"
-            raise ConfigurationError(
-                f"{where}: {setting} of limit {limit.name!r} names the argument {name!r}, "
-                f"which the {where.split()[0]} does not take (arguments: {takes})"
-            )
+        named[limit.cost] = f"cost={limit.cost!r}"
+    check_names({name: f"{setting} of limit {limit.name!r}" for name, setting in named.items()}, signature, where)
 
 
-def check_names(names: Sequence[str], signature: inspect.Signature | None, where: str, setting: str) -> None:
-    """Check that the task takes every argument that an option names."""
+def check_names(settings: Mapping[str, str], signature: inspect.Signature | None, where: str) -> None:
+    """Check that the task or function takes every argument that a setting names; ``settings``: by argument."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return
-    for name in names:
+    for name, setting in settings.items():
         if name not in signature.parameters:
-            takes = ", ".join(signature.parameters) or "none"
             raise ConfigurationError(
-                f"{where}: {setting} names the argument {name!r}, which the task does not take (arguments: {takes})"
+                f"{where}: {setting} names the argument {name!r}, which the {where.split()[0]} does not take "
+                f"(arguments: {', '.join(signature.parameters) or 'none'})"
             )
 
 
-def alike_of(
-    name: str,
-    key: Key | None,
-    signature: inspect.Signature | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> str:
-    """The deduplication key of a call: 32 hex digits, the same for calls that count as duplicates.
-
-    Args:
-        name: of the task.
-        key: a template over its arguments, or a callable that gets them; ``None``: all arguments count.
-        signature: of the task.
-        args, kwargs: of the call.
-    """
-    if callable(key):
-        alike: Any = called(key, args, kwargs)
-    else:
-        arguments = _arguments(signature, args, kwargs)
-        if signature is None and key is None:
-            arguments = {"*": list(args), **arguments}
-        try:
-            alike = sorted(arguments.items()) if key is None else key.format_map(arguments)
-        except Exception as error:  # a missing argument, or one that cannot be formatted
-            raise ConfigurationError(
-                f"task {name!r}: coalesce_key={shown(key)} cannot be filled from the arguments "
-                f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
-            ) from error
-    return hashlib.sha256(f"{name}\0{alike!r}".encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-def check_key(limit: AnyLimit, where: str) -> None:
-    """Reject a task's key that names no argument: it would be the same for every call."""
-    for option, template in _templates(limit):
-        if not template_fields(template):
-            named = template if template.isidentifier() else "tenant_id"
-            raise ConfigurationError(
-                f"{where}: {option}={shown(template)} of limit {limit.name!r} is the same for every call: name the "
-                f"task's arguments in braces, {option}={'{' + named + '}'!r}, or leave {option}= out"
-            )
-
-
-def _templates(limit: AnyLimit) -> list[tuple[str, str]]:
+def templates_of(limit: AnyLimit) -> list[tuple[str, str]]:
+    """The templates over arguments that a limit has, with the names of their options."""
     options = (("key", limit.key), ("fair", limit.fair))
     return [(option, written) for option, written in options if isinstance(written, str)]
 
@@ -196,7 +134,8 @@ def _share_of(
     return None if share is None else short(share)
 
 
-def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by name, with defaults."""
     if signature is None:
         return dict(kwargs)
     bound = signature.bind(*args, **kwargs)
