@@ -12,21 +12,16 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from ..errors import RateLimitError
-from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..store.script import Script
 from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
 from .multi_slot_acquire import MultiSlotAcquire, parts_of
 from .operation import AcquirePermits, Operation, RunScript, run_all
 from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, read_reply, whole_numbers
-from .setting_calls import BucketStatus, SettingCalls, read_bucket_status
+from .setting_calls import SettingCalls
 from .shadow import Shadows
 
 __all__ = ["Ids", "Operations"]
-
-
-#: Limits whose status one script reads.
-AT_ONCE = 40
 
 
 class Scripts:
@@ -139,7 +134,7 @@ class Operations:
 
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Refill the buckets; ``note``: author and reason."""
-        parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
+        parts = [[demands[i] for i in part] for part in self.by_slot(demands)]
         yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
     # -- Leases ----------------------------------------------------------------------------------------------------
@@ -156,7 +151,7 @@ class Operations:
         leases = [(demand, each) for each in ended for demand in each.places]
         if not leases:
             return 0
-        parts = self._by_slot([demand for demand, _ in leases])
+        parts = self.by_slot([demand for demand, _ in leases])
         asked = [RunScript(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
         return sum(map(int, (yield from run_all(asked))))
 
@@ -164,29 +159,13 @@ class Operations:
         """Renew the leases of many holders in one round trip. False for each that has expired."""
         if not leases:
             return []
-        parts = self._by_slot([demand for demand, _ in leases])
+        parts = self.by_slot([demand for demand, _ in leases])
         asked = [RunScript(self.scripts.renew, self.calls.of_renew([leases[i] for i in part])) for part in parts]
         replies = yield from run_all(asked)
         kept: dict[int, bool] = {}
         for part, reply in zip(parts, replies, strict=True):
             kept.update(zip(part, [each in (49, "1") for each in reply], strict=True))
         return [kept[i] for i in range(len(leases))]
-
-    def bucket_statuses(
-        self, demands: Sequence[LimitRequest], codes: Sequence[AnyLimit | None]
-    ) -> Operation[list[BucketStatus]]:
-        """The status of each bucket; ``codes``: each limit as the code here has it, ``None``: not at all.
-
-        One round trip. Each script reads a bounded number of limits, to keep the store free. An error about one limit
-        takes its position in the result.
-        """
-        steps = [list(part[i : i + AT_ONCE]) for part in self._by_slot(demands) for i in range(0, len(part), AT_ONCE)]
-        calls = [self.calls.of_standing([demands[i] for i in step]) for step in steps]
-        replies = yield from run_all([RunScript(self.scripts.standing, call) for call in calls])
-        found = {
-            i: each for step, reply in zip(steps, replies, strict=True) for i, each in zip(step, reply, strict=True)
-        }
-        return [read_bucket_status(demands[i], codes[i], found[i]) for i in range(len(demands))]
 
     # -- Decisions -------------------------------------------------------------------------------------------------
 
@@ -220,7 +199,7 @@ class Operations:
             raise impossible(demands, said)
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
 
-    def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
+    def by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
         """Positions of the limit requests, grouped by the hash slot that one script sees."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]

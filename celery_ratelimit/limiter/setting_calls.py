@@ -22,7 +22,7 @@ from ..store.keys import (
     weights_key,
 )
 from ..store.script import Script
-from .limit_request import LimitRequest, length_of
+from .limit_request import length_of
 from .operation import KeysExist, Operation, RunScript, run_all
 from .script_calls import call_of
 from .shadow import Shadows
@@ -40,7 +40,7 @@ from .stored_settings import (
 if TYPE_CHECKING:
     from .script_operations import Scripts
 
-__all__ = ["BucketStatus", "Change", "SettingCalls", "Stored", "read_bucket_status"]
+__all__ = ["Change", "SettingCalls", "Stored"]
 
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
@@ -236,46 +236,3 @@ def _shadow(name: str, code: AnyLimit | None, text: str, now: int) -> Stored:
 
 def _bytes(value: bytes | str) -> bytes:
     return value.encode(errors="surrogatepass") if isinstance(value, str) else value
-
-
-@dataclass(frozen=True, slots=True)
-class BucketStatus:
-    """The status of one bucket of a limit.
-
-    Attributes:
-        config: the limit in force, and its stored settings.
-        now: the store's clock, in seconds since 1970.
-        remaining: permits left.
-        size: permits of the full bucket.
-        reset_after: seconds until the bucket is full, if no permit is taken.
-        retry_after: seconds until a new request gets a permit, behind waiting requests; includes a pause.
-        waiting: number of requests that have a slot.
-        interval: mean seconds from one permit to the next; 0.0: not known, as for leases.
-    """
-
-    config: LimitConfig
-    now: float
-    remaining: int
-    size: int
-    reset_after: float
-    retry_after: float
-    waiting: int
-    interval: float
-
-
-def read_bucket_status(demand: LimitRequest, code: Any, reply: Sequence[Any]) -> BucketStatus:
-    """One limit's part of the reply; ``code``: the limit as the code here has it, ``None``: not at all."""
-    now, remaining, full, wait, waiting, size, count, period, *stored = reply
-    config = read_config(demand.name, demand.key, code, [int(now), *stored])
-    in_force = config.in_force
-    interval = in_force.interval if in_force is not None else 0.0
-    return BucketStatus(
-        config,
-        int(now) / 1e6,
-        int(remaining),
-        int(size),
-        int(full) / 1e6,
-        int(wait) / 1e6,
-        int(waiting),
-        int(period) / int(count) / 1e6 if interval and int(count) else interval,
-    )

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
     from .sync_store import StoreRunner
 
-__all__ = [
-    "AsyncUsageReporter",
-    "UsageReporter",
-    "ask_counts",
-    "ask_used",
-    "note",
-    "note_lost",
-    "tell_counts",
-]
+__all__ = ["AsyncUsageReporter", "UsageReporter", "ask_counts", "note", "note_lost", "tell_counts"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -42,8 +34,6 @@ _TOLD, _ASKED, _TOTALS = 20, 4, 100
 #: Most minutes of each limit, where many limits are read at once.
 MOST_MINUTES = 60
 _USERS = 400
-#: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/count.lua``.
-_ENTRIES, _SECONDS = 1500, 180
 #: Seconds for which nothing is counted after the store has refused it.
 _QUIET = 60.0
 #: Waits below this many seconds count as none.
@@ -220,18 +210,3 @@ def ask_counts(
     for some, (us, *said) in zip(parts, (yield from run_all(asked)), strict=True):
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
     return answer
-
-
-def ask_used(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
-    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/used.lua``."""
-    scripts = []
-    for part in batches(core.is_cluster, asked, len(asked), _ENTRIES, lambda each: int(each[1] / _unit(each[1]))):
-        keys = [count_keys(core.calls.prefix, name)[1 if _unit(within) == 1 else 2] for name, within in part]
-        values = [value for _, within in part for value in (_unit(within), round(within))]
-        scripts.append(RunScript(core.scripts.used, call_of(keys, values)))
-    return [int(permits) for reply in (yield from run_all(scripts)) for permits in reply]
-
-
-def _unit(within: float) -> int:
-    """Seconds that one entry of recent use stands for."""
-    return 1 if within <= _SECONDS else 60
