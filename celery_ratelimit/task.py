@@ -289,4 +289,5 @@ def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
     if not demands or not permit["granted_at"]:
         return is_first
     costs = [actual[each] for each in demands]
-    return limiter.asker.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
+    settle = limiter.asker.core.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
+    return limiter.asker.drive(settle)

@@ -17,14 +17,12 @@ from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
 from ..store.keys import bucket_key
 from ..store.links import link_to
 from ..store.refusals import addresses_of, mend_by_asking
-from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
 from .limit_request import LimitRequest
-from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
-from .script_calls import Call, Ended
+from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
+from .script_calls import Call, Ended, call_of
 from .script_operations import Operations
-from .shadow import Shadows
 
 __all__ = ["StoreRunner"]
 
@@ -41,6 +39,7 @@ class StoreRunner:
 
     Attributes:
         core: makes the operations.
+        shadows: the limits in shadow.
         link: the connections of scripts.
         clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
@@ -53,6 +52,7 @@ class StoreRunner:
         self.link = link_to(client)
         self.is_cluster = isinstance(self.link, ClusterLink)
         self.core = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
+        self.shadows = self.core.shadows
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
 
@@ -60,27 +60,11 @@ class StoreRunner:
         """Close the connections that belong to no client."""
         self.link.close()
 
-    @property
-    def shadows(self) -> Shadows:
-        """The limits in shadow."""
-        return self.core.shadows
-
     # -- Limit requests --------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        demands: Sequence[LimitRequest],
-        *,
-        id: str = "",
-        horizon: float = 0.0,
-        claim: float = 0.0,
-        lease_id: str = "",
-    ) -> Decision:
+    def ask(self, demands: Sequence[LimitRequest], **how: Any) -> Decision:
         """Acquire the permits of ``demands``, all or none, in one round trip. See :meth:`Operations.ask`."""
-        return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
-
-    def settle(self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
-        return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
+        return self.drive(self.core.ask(demands, **how))
 
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> None:
         """Drop the slots of ``id``, a request that will not return. Idempotent."""
@@ -94,13 +78,9 @@ class StoreRunner:
         """Renew the leases of many holders in one round trip. False for each that has expired."""
         return self.drive(self.core.renew(leases))
 
-    def run_script(self, script: Script, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
-        """Run a script of another part of the package, see :class:`~celery_ratelimit.store.script.Script`."""
-        return self.store(script, self.link, keys, values, pieces)
-
-    def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Run a script several times, in one round trip. The first error is raised."""
-        return self.drive(run_all([RunScript(script, call) for call in calls]))
+    def run_script(self, script: Script, *call: Any) -> Any:
+        """Run a script, see :class:`~celery_ratelimit.store.script.Script`."""
+        return self.store(script, self.link, *call)
 
     def command(self, *command: str | int) -> Any:
         """Send a command on the connections of scripts."""
@@ -121,12 +101,7 @@ class StoreRunner:
         link = self.link
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
-            self.store(self.core.scripts.probe, link, 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether the Sentinels are making another server the master."""
-        return self.link.is_moving
+            self.run_script(self.core.scripts.probe, *call_of([bucket_key(self.prefix, name, "", "probe")]))
 
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""
@@ -191,7 +166,7 @@ class StoreRunner:
 
     def _reply(self, script: Script, call: Call) -> Any:
         try:
-            return self.store(script, self.link, *call)
+            return self.run_script(script, *call)
         except RateLimitError as error:
             return error
 
