@@ -18,8 +18,8 @@ from .limit_request import LimitRequest, check_actual, check_reservable, leased,
 from .multi_slot_acquire import MultiSlotAcquire, parts_of
 from .operation import AcquirePermits, Operation, RunScript, run_all
 from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, read_reply, whole_numbers
-from .setting_calls import SettingCalls
 from .shadow import Shadows
+from .stored_settings import SettingCalls
 
 __all__ = ["Ids", "Operations"]
 

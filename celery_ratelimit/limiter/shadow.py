@@ -14,12 +14,13 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
+from ..limits.stored import StoredShadow
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, batches, run_all
 from .script_calls import call_of
-from .stored_settings import StoredShadow, read_shadow
+from .stored_settings import read_shadow
 
 if TYPE_CHECKING:
     from .script_operations import Operations

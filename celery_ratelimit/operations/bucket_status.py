@@ -10,8 +10,9 @@ from ..limiter.limit_request import LimitRequest
 from ..limiter.operation import Operation, RunScript, batches, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
-from ..limiter.stored_settings import LimitConfig, read_config
+from ..limiter.stored_settings import read_config
 from ..limits.any_limit import AnyLimit
+from ..limits.stored import LimitConfig
 from ..store.keys import count_keys
 
 __all__ = ["BucketStatus", "bucket_statuses", "recent_use"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..limiter.limiter import Limiter
-from ..limiter.setting_calls import Change, Stored
-from ..limiter.stored_settings import LimitConfig
+from ..limits.stored import Change, Stored
+from ..limits.stored import LimitConfig
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..counts.figures import Moment, Stats
-from ..limiter.setting_calls import Change
+from ..limits.stored import Change
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..operations.wording import history_row
