@@ -13,9 +13,8 @@ from typing import Any
 from celery import Task
 
 from ..errors import ConfigurationError, shown
-from ..limiter.arguments import Key, arguments_of, check_names, signature_of
 from ..limits.any_limit import AnyLimit, check_template, template_fields
-from ..limits.templates import called
+from ..limits.templates import Key, arguments_of, called, check_names, signature_of
 
 __all__ = [
     "OPTIONS",

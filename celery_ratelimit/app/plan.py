@@ -13,11 +13,12 @@ from typing import Any
 
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
-from ..limiter.arguments import check_arguments, demands_of, signature_of, templates_of
 from ..limiter.limit_request import LimitRequest, with_priority
+from ..limiter.resolve_request import demands_of
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
 from ..limits.specs import named
+from ..limits.templates import check_arguments, signature_of, templates_of
 from .kept import kept
 from .options import THROTTLES, Policy, alike_of, has_options, policy_of, refuse_forgotten
 from .settings import Settings, limits_of, settings_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,12 +13,12 @@ from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.specs import quotas_of
-from ..limits.templates import cost_of, key_of
+from ..limits.templates import Cost, arguments_of, check_arguments, cost_of, key_of, share_of, signature_of
 from ..names import listed, near
 from ..store.keys import short
 from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
 
-__all__ = ["RequestResolver"]
+__all__ = ["RequestResolver", "demands_of", "reader_of"]
 
 
 class RequestResolver:
@@ -36,10 +37,8 @@ class RequestResolver:
         self.quotas = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
-        self._named: dict[str, tuple[AnyLimit, AnyLimit]] = {}
+        self._named = lru_cache(maxsize=1024)(_named)
         self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
-
-    # -- A call's limit requests -----------------------------------------------------------------------------------
 
     def demands(
         self,
@@ -132,25 +131,14 @@ class RequestResolver:
         limit = self._found(name)
         if limit is None:
             known = ", ".join(sorted(self.quotas)) or "none is defined"
-            close = near(name, self._names())
+            close = near(name, {*self.quotas, *self.others()})
             raise ConfigurationError(
                 f"there is no quota named {shown(name)} (quotas: {known}){f'; {close}' if close else ''}"
             )
-        if limit.name is not None:
-            return limit
-        quota, named = self._named.get(name, (None, limit))
-        if quota is not limit:  # the first call, or the quota was replaced
-            named = replace(limit, name=name)
-            self._named[name] = limit, named
-        return named
+        return limit if limit.name is not None else self._named(limit, name)
 
     def _found(self, name: str) -> AnyLimit | None:
         return self.quotas.get(name) or self.others().get(name)
-
-    def _names(self) -> set[str]:
-        return {*self.quotas, *self.others()}
-
-    # -- Limits by their names -------------------------------------------------------------------------------------
 
     def code(self, name: str | AnyLimit, key: str | None, *, force: bool) -> tuple[str, AnyLimit | None]:
         """The name of a limit, and the limit as the code here has it.
@@ -176,8 +164,7 @@ class RequestResolver:
         return name, code
 
     def unknown(self, name: str) -> ConfigurationError:
-        names = self._names()
-        tasks = ""
+        names, tasks = {*self.quotas, *self.others()}, ""
         if self.others is not dict:  # an app's; a process that only sends may have imported none of its tasks
             tasks = ". Tasks are known once they are imported: app.loader.import_default_modules()"
         return ConfigurationError(
@@ -200,6 +187,68 @@ class RequestResolver:
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
         return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
+
+
+def reader_of(
+    function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None
+) -> Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]:
+    """A function that makes limit requests from the arguments of each call of ``function``.
+
+    Args:
+        limits: each has a name.
+        cost: replaces the limits' own costs, except for :class:`Concurrency`, where a call takes one lease.
+
+    Raises:
+        ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
+    """
+    where = f"function {getattr(function, '__qualname__', repr(function))!r}"
+    if not limits:
+        raise ConfigurationError(f"{where}: no limit was named: pass a quota's name, a Limit, or several of them")
+    signature = signature_of(function)
+    own = []
+    for limit in limits:
+        if limit.name is None:
+            raise ConfigurationError(
+                f"{where}: {limit!r} has no name, so it has no bucket in the store: give it name=…"
+            )
+        if cost is not None and not isinstance(limit, Concurrency):
+            limit = replace(limit, cost=cost)
+        check_arguments(limit, signature, where)
+        own.append(limit)
+    return lambda args, kwargs: demands_of(own, signature, args, kwargs)
+
+
+def demands_of(
+    limits: Sequence[AnyLimit],
+    signature: inspect.Signature | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    node: str | None = None,
+) -> tuple[LimitRequest, ...]:
+    """The limit requests of a call with these arguments. Exceptions of a user's callable are raised.
+
+    Args:
+        signature: of the task or function.
+        args, kwargs: of the call.
+        node: has its own bucket under ``per_worker``. Default: this machine.
+    """
+    arguments = arguments_of(signature, args, kwargs)
+    return each_bucket_once(
+        [
+            LimitRequest(
+                limit,
+                limit.name or "",
+                own_key(limit, key_of(limit, arguments, args, kwargs), node),
+                cost_of(limit, arguments, args, kwargs),
+                share=None if limit.fair is None else short(share_of(limit, arguments, args, kwargs) or ""),
+            )
+            for limit in limits
+        ]
+    )
+
+
+def _named(limit: AnyLimit, name: str) -> AnyLimit:
+    return replace(limit, name=name)
 
 
 def _no_limit(value: Any) -> ConfigurationError:
