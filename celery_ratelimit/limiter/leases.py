@@ -11,12 +11,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import STORE_TROUBLES
-from ..forks import begin_anew_after_fork
+from ..forks import Ids, begin_anew_after_fork
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from .limit_request import LimitRequest, leased
 from .script_calls import Ended
-from .script_operations import Ids
 
 if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner

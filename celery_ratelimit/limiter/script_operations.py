@@ -1,35 +1,25 @@
-"""The operations of limiters on limit requests, without I/O: each is a generator of effects.
-
-:mod:`~celery_ratelimit.limiter.limiter` runs them, :mod:`~celery_ratelimit.limiter.async_limiter` awaits them.
-:mod:`~celery_ratelimit.limiter.resolve_request` makes limit requests from users' arguments.
-"""
+"""The operations of limiters on limit requests, without I/O: each is a generator of effects."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 
 from ..errors import RateLimitError
+from ..forks import Ids
 from ..limits.decision import Decision
 from ..store.script import Script
 from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
 from .multi_slot_acquire import MultiSlotAcquire, parts_of
 from .operation import AcquirePermits, Operation, RunScript, run_all
-from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, read_reply, whole_numbers
+from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
 from .shadow import Shadows
 from .stored_settings import SettingCalls
 
-__all__ = ["Ids", "Operations"]
+__all__ = ["Operations"]
 
 
 class Scripts:
-    """The scripts of a limiter.
-
-    Args:
-        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
-    """
+    """The scripts of a limiter."""
 
     def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
         def script(name: str) -> Script:
@@ -53,8 +43,6 @@ class Operations:
     """The operations of a limiter.
 
     Args:
-        prefix: the start of every key in the store.
-        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
         is_cluster: whether limits live in hash slots, of which a script sees one.
 
     Attributes:
@@ -161,11 +149,11 @@ class Operations:
             return []
         parts = self.by_slot([demand for demand, _ in leases])
         asked = [RunScript(self.scripts.renew, self.calls.of_renew([leases[i] for i in part])) for part in parts]
-        replies = yield from run_all(asked)
-        kept: dict[int, bool] = {}
-        for part, reply in zip(parts, replies, strict=True):
-            kept.update(zip(part, [each in (49, "1") for each in reply], strict=True))
-        return [kept[i] for i in range(len(leases))]
+        kept = [True] * len(leases)
+        for part, reply in zip(parts, (yield from run_all(asked)), strict=True):
+            for i, each in zip(part, reply, strict=True):
+                kept[i] = each in (49, "1")
+        return kept
 
     # -- Decisions -------------------------------------------------------------------------------------------------
 
@@ -185,10 +173,9 @@ class Operations:
         if self.is_cluster and (parts := self._over_slots.parts(tuple(demands))):
             return (yield from self._over_slots.decide(script, parts, first, kind, last))
         (reply,) = yield [RunScript(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
-        said = read_reply(demands, reply)
-        if isinstance(said, RateLimitError):
-            raise said
-        return said
+        if isinstance(reply, RateLimitError):
+            raise impossible(demands, reply)
+        return whole_numbers(reply)
 
     def decide_each(
         self, script: Script, call: Call, demands: Sequence[LimitRequest], ids: Sequence[str]
@@ -203,20 +190,3 @@ class Operations:
         """Positions of the limit requests, grouped by the hash slot that one script sees."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]
-
-
-class Ids:
-    """Makes ids that no other process makes, also after a fork.
-
-    Args:
-        digits: number of hexadecimal digits that stand for the process.
-    """
-
-    def __init__(self, digits: int) -> None:
-        self._digits, self._pid = digits, 0
-
-    def __call__(self) -> str:
-        if self._pid != os.getpid():
-            self._stem, self._count = uuid.uuid4().hex[: self._digits], itertools.count()
-            self._pid = os.getpid()
-        return f"{self._stem}{next(self._count):x}"
