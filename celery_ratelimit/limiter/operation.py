@@ -22,8 +22,15 @@ from .limit_request import LimitRequest
 from .script_calls import Call
 
 __all__ = [
-    *("AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep"),
-    *("batches", "limiter_method", "run_all", "without_errors"),
+    "AcquirePermits",
+    "KeysExist",
+    "Operation",
+    "RunScript",
+    "Sleep",
+    "batches",
+    "limiter_method",
+    "run_all",
+    "without_errors",
 ]
 
 T = TypeVar("T")

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, ImpossibleRequest, RateLimitError
 from ..limits.decision import Decision, GrantedAt, LimitState
-from ..store.keys import (
-    bucket_key,
-    bucket_keys,
-    config_keys,
-    history_key,
-    shadow_keys,
-    touched_key,
-)
+from ..store.keys import bucket_key, bucket_keys, config_keys, history_key, shadow_keys, touched_key
 from ..store.resp import bulk
 from ..store.script import Script
 from .limit_request import LimitRequest
@@ -89,34 +82,21 @@ class PlaceRequests(NamedTuple):
     lease_ids: Sequence[str] = ()
 
 
-class Packed(NamedTuple):
-    """Limit requests in wire form."""
-
-    number: int
-    keys: bytes
-    arguments: bytes
-
-
 class Calls:
-    """Makes the calls of the scripts, for one prefix.
-
-    Args:
-        scripts: all scripts.
-        prefix: the start of every key in the store.
-    """
+    """Makes the calls of the scripts, for one prefix."""
 
     def __init__(self, scripts: Scripts, prefix: str) -> None:
         self._scripts, self.prefix = scripts, prefix
         self.packed = lru_cache(maxsize=1024)(self._pack)
 
-    def _pack(self, demands: tuple[LimitRequest, ...]) -> Packed:
-        """The part of a call that never changes, kept in wire form."""
+    def _pack(self, demands: tuple[LimitRequest, ...]) -> tuple[int, bytes, bytes]:
+        """The number of limit requests; and their keys and arguments, which never change, in wire form."""
         states, slots = [], []
         for demand in demands:
             state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
             states += [state, *config_keys(self.prefix, demand.name, demand.key)]
             slots.append(of_slots)
-        return Packed(len(demands), bulk(*states, *slots), b"".join([demand.wire for demand in demands]))
+        return len(demands), bulk(*states, *slots), b"".join([demand.wire for demand in demands])
 
     def of_script(
         self,
@@ -180,10 +160,7 @@ class Calls:
         """Two keys and three arguments for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
-        arguments = []
-        for demand, ended in leases:
-            arguments += [ended.id, str(int(ended.granted_at)), demand.key]
-        return keys, arguments
+        return keys, [text for demand, each in leases for text in (each.id, str(int(each.granted_at)), demand.key)]
 
     def of_release_and_acquire(
         self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
@@ -199,10 +176,8 @@ class Calls:
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Call:
-        keys = [self._leases(demand) for demand, _ in leases]
-        holders = [holder for _, holder in leases]
-        times = [demand.limit.wire(1)[2] for demand, _ in leases]
-        return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
+        arguments = [*[holder for _, holder in leases], *[demand.limit.wire(1)[2] for demand, _ in leases]]
+        return call_of([self._leases(demand) for demand, _ in leases], arguments)
 
     def of_standing(self, demands: Sequence[LimitRequest]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))

@@ -10,8 +10,17 @@ from ..errors import ConfigurationError, shown
 from .any_limit import AnyLimit, check_cost, template_fields
 
 __all__ = [
-    *("Cost", "Key", "arguments_of", "called", "check_arguments", "check_names", "cost_of", "key_of", "share_of"),
-    *("signature_of", "templates_of"),
+    "Cost",
+    "Key",
+    "arguments_of",
+    "called",
+    "check_arguments",
+    "check_names",
+    "cost_of",
+    "key_of",
+    "share_of",
+    "signature_of",
+    "templates_of",
 ]
 
 #: A template over a call's arguments, or a callable that gets them.
