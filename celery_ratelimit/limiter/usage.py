@@ -68,12 +68,16 @@ class _Reporter:
         self._core, self.counter = core, Counter(later)
         self._refused_until, self._said = 0.0, False
 
-    def _report(self) -> Operation[None] | None:
-        """Writes the counts, and the arrivals at limits in shadow; ``None``: there are none."""
+    def _report(self) -> Operation[None]:
+        """Write the counts, and the arrivals at limits in shadow. Raises nothing but a cancellation."""
         parts = self.counter.take()
         if not (parts or self.counter.arrivals or self._core.shadows.pending) or self._is_refused:
-            return None
-        return _tell_all(self._core, self.counter, parts)
+            return
+        try:
+            yield from tell_arrivals(self._core, self.counter.arrivals)
+            yield from tell_counts(self._core, parts)
+        except Exception as error:
+            self._note(error)
 
     @property
     def _is_refused(self) -> bool:
@@ -125,7 +129,7 @@ class UsageReporter(_Reporter):
         if self._is_lost():
             self.counter.wait()
         else:
-            self._send()
+            self._asker.drive(self._report())
             self._go_on()
 
     def close(self) -> None:
@@ -133,14 +137,7 @@ class UsageReporter(_Reporter):
         if isinstance(self._timer, threading.Timer):
             self._timer.cancel()
             self._timer.join()
-        self._send()
-
-    def _send(self) -> None:
-        try:
-            if (report := self._report()) is not None:
-                self._asker.drive(report)
-        except Exception as error:
-            self._note(error)
+        self._asker.drive(self._report())
 
 
 def _on_a_thread(seconds: float, call: Callable[[], None]) -> threading.Timer:
@@ -164,21 +161,14 @@ class AsyncUsageReporter(_Reporter):
 
     async def send(self) -> None:
         """Write the counts. Raises nothing but a cancellation."""
-        await self._send()
+        await self._asker.drive(self._report())
         self._go_on()
 
     async def aclose(self) -> None:
         """Write the counts, for the last time unless more is counted."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._send()
-
-    async def _send(self) -> None:
-        try:
-            if (report := self._report()) is not None:
-                await self._asker.drive(report)
-        except Exception as error:
-            self._note(error)
+        await self._asker.drive(self._report())
 
 
 def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
@@ -187,12 +177,6 @@ def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operatio
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
         yield from run_all([RunScript(core.scripts.count, call_of(keys, values))])
-
-
-def _tell_all(core: Operations, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
-    """Write counts, and arrivals at limits in shadow."""
-    yield from tell_arrivals(core, counter.arrivals)
-    yield from tell_counts(core, parts)
 
 
 def ask_counts(

@@ -520,7 +520,7 @@ class Bench:
                 break
         return decisions
 
-    is_cluster, client, prefix = False, None, ""
+    is_cluster, client, prefix, core = False, None, "", None
 
     def bell(self, *_: Any) -> Any:
         return SimpleNamespace(is_up=False, listen=lambda: None, close=lambda: None)
