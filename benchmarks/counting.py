@@ -15,7 +15,8 @@ from typing import Any
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.usage import UsageReporter, ask_used
+from celery_ratelimit.limiter.usage import UsageReporter
+from celery_ratelimit.operations.bucket_status import recent_use
 from celery_ratelimit.testing import embedded_server
 from celery_ratelimit.worker.reporting import Reporter
 
@@ -86,7 +87,7 @@ def read_used(limiter: Limiter, what: str, within: float) -> None:
     took = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        limiter.asker.drive(ask_used(limiter.asker.core, [(name, within) for name in names]))
+        limiter.asker.drive(recent_use(limiter.asker.core, [(name, within) for name in names]))
         took.append(time.perf_counter() - began)
     calls = limiter.client.info("commandstats")["cmdstat_evalsha"]
     scripts = f"{calls['calls'] / ROUNDS:.0f} scripts of {calls['usec_per_call']:.0f} us"

@@ -541,7 +541,7 @@ class Fleet:
         self.limiter = limiter_of(app)
         asker: Any = self.limiter.asker
         asker.replace_includes = {"now": FROZEN_STORE}
-        self.link = asker._link = MovedLink(asker._link, world, takes)
+        self.link = asker.link = MovedLink(asker.link, world, takes)
         for script in vars(asker.core.scripts).values():
             script._replace = asker.replace_includes
         self.queues = Queues(world)

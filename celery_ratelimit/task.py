@@ -259,7 +259,7 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
 def _count(task: Any, queue: str, outcome: str, demands: Sequence[LimitRequest], limit: str | None = None) -> None:
     """Count a task's outcome, as a gate does. Whether the task was throttled before is not known here."""
     limiter = limiter_of(task.app)
-    if limiter._counting is not None and limiter.asker.pretended_wait is None:
+    if limiter._counting is not None and not limiter.asker.is_fake:
         seen = Observation(outcome, task.name, task.request.id, queue, limit, asked=asked_of(demands))
         limiter._counting.counter(seen)
 
@@ -289,4 +289,5 @@ def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
     if not demands or not permit["granted_at"]:
         return is_first
     costs = [actual[each] for each in demands]
-    return limiter.asker.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
+    settle = limiter.asker.core.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
+    return limiter.asker.drive(settle)

@@ -18,15 +18,22 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
 from .errors import ConfigurationError
-from .limiter.limit_request import microseconds
+from .limiter.async_store import AsyncStoreRunner
+from .limiter.limit_request import longest_wait, microseconds
+from .limiter.operation import Operation
+from .limiter.permit_methods import LimiterBase, PermitMethods
 from .limiter.script_operations import Operations
+from .limiter.sync_acquire import SyncAcquire, WarmAcquire
+from .limiter.sync_store import StoreRunner
+from .limits.decision import Decision
+from .store.script import Script
 
 if TYPE_CHECKING:
     from .store.memory import Clock
@@ -37,18 +44,68 @@ __all__ = ["EmbeddedServer", "clear_memory", "embedded_server", "frozen_clock", 
 _START = 1_767_225_600_000_000
 
 
+def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
+    """The methods that answer in place of the store, by the class and the name of what they replace.
+
+    Args:
+        wait: microseconds until a permit is free; 0: all calls are granted.
+    """
+
+    def decide(core: Operations, script: Script, demands: Any, *first: str | int, **_: Any) -> Operation[list[int]]:
+        yield from ()
+        if script.name not in ("acquire", "peek", "reserve"):
+            return [0]  # nothing was taken, so nothing comes back
+        slot_only = script.name == "acquire" and int(first[1]) < 0
+        reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
+        for demand in demands:
+            reply += [0, wait] if wait else [demand.size, 0]
+        return reply
+
+    def acquire(limiter: PermitMethods, demands: Any, max_wait: float | None) -> Operation[Decision]:
+        longest_wait(max_wait)
+        return (yield from limiter._core.ask(demands))
+
+    def acquire_warm(limiter: SyncAcquire, warm: WarmAcquire) -> Decision:
+        return limiter._run(limiter._acquire(warm.demands, 0.0))
+
+    async def ping(runner: AsyncStoreRunner) -> None: ...
+
+    return {
+        (Operations, "decide"): decide,
+        (Operations, "reset"): lambda core, demands, note: (yield from ()),
+        (Operations, "takes_one_script"): lambda core, demands: False,
+        (PermitMethods, "_acquire_and_count"): acquire,
+        (SyncAcquire, "_acquire_warm"): acquire_warm,
+        (LimiterBase, "pass_by"): lambda limiter, shadow, users=(): None,
+        (LimiterBase, "correct"): lambda limiter, shadow, actual: None,
+        (StoreRunner, "is_fake"): True,
+        (StoreRunner, "ping"): lambda runner: None,
+        (StoreRunner, "probe"): lambda runner: None,
+        (StoreRunner, "check_store"): lambda runner: [],
+        (AsyncStoreRunner, "ping"): ping,
+    }
+
+
+_REAL = {(owner, name): vars(owner)[name] for owner, name in _fakes(0)}
+
+
 class _Switched:
     """A switch, on from here until ``set_testing(False)``; as a context manager, until the end of the block."""
 
-    def __init__(self, wait: int | None) -> None:
-        self._before = Operations.pretended_wait
-        Operations.pretended_wait = wait
+    def __init__(self, methods: Mapping[tuple[Any, str], Any]) -> None:
+        self._before = {(owner, name): vars(owner)[name] for owner, name in _REAL}
+        _put(methods)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        Operations.pretended_wait = self._before
+        _put(self._before)
+
+
+def _put(methods: Mapping[tuple[Any, str], Any]) -> None:
+    for (owner, name), method in methods.items():
+        setattr(owner, name, method)
 
 
 def set_testing(on: bool = True) -> _Switched:
@@ -62,7 +119,7 @@ def set_testing(on: bool = True) -> _Switched:
 
     *Warning*: it affects this process alone. A worker that a test starts as another process still counts.
     """
-    return _Switched(0 if on else None)
+    return _Switched(_fakes(0) if on else _REAL)
 
 
 def throttle_all(retry_after: float = 60.0) -> _Switched:
@@ -79,7 +136,7 @@ def throttle_all(retry_after: float = 60.0) -> _Switched:
     """
     if not retry_after > 0:
         raise ConfigurationError(f"throttle_all(retry_after={retry_after!r}): a refusal is for more than 0 seconds")
-    return _Switched(microseconds(retry_after))
+    return _Switched(_fakes(microseconds(retry_after)))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from celery_ratelimit import AsyncLimiter, Decision, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import decision_of
 
-__all__ = ["cancel_demands", "decide", "driven", "reply_to", "reserve_demands"]
+__all__ = ["cancel_demands", "decide", "driven", "reply_to", "reserve_demands", "settle_demands"]
 
 
 def reply_to(limiter: Limiter, verb: str, demands: Sequence[LimitRequest], *first: str | int) -> list[int]:
@@ -30,6 +30,10 @@ def driven(limiter: Limiter | AsyncLimiter, verb: str, **how: Any) -> Any:
 
 def reserve_demands(limiter: Limiter, demands: Sequence[LimitRequest], **how: Any) -> Decision:
     return limiter.asker.drive(limiter.asker.core.reserve(demands, **how))
+
+
+def settle_demands(limiter: Limiter, demands: Sequence[LimitRequest], actual: Sequence[int], **how: Any) -> bool:
+    return limiter.asker.drive(limiter.asker.core.settle(demands, actual, **how))
 
 
 def cancel_demands(limiter: Limiter, demands: Sequence[LimitRequest], *, id: str) -> bool:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Task
 
-from ..errors import ConfigurationError
-from ..limiter.arguments import check_names, signature_of
+from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, check_template, template_fields
+from ..limits.templates import Key, arguments_of, called, check_names, signature_of
 
 __all__ = [
     "OPTIONS",
     "OVERFLOWS",
     "THROTTLES",
     "Policy",
+    "alike_of",
     "has_options",
     "misspelt_options",
     "policy_of",
@@ -127,7 +129,8 @@ def _coalescing(task: Any, throttle: str, where: str) -> tuple[str | None, Any]:
         )
     check_template(where, "coalesce_key", key)
     if isinstance(key, str):
-        check_names(template_fields(key), signature_of(task.run), where, f"coalesce_key={key!r}")
+        named = dict.fromkeys(template_fields(key), f"coalesce_key={key!r}")
+        check_names(named, signature_of(task.run), where)
     return coalesce, key
 
 
@@ -162,3 +165,34 @@ def refuse_forgotten(task: Any, where: str) -> None:
                 f"{where}: there is no option {name}= ({name}={getattr(task, name)!r}), and nothing limits the task: "
                 f"did you mean {option}=?"
             )
+
+
+def alike_of(
+    name: str,
+    key: Key | None,
+    signature: inspect.Signature | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> str:
+    """The deduplication key of a call: 32 hex digits, the same for calls that count as duplicates.
+
+    Args:
+        name: of the task.
+        key: a template over its arguments, or a callable that gets them; ``None``: all arguments count.
+        signature: of the task.
+        args, kwargs: of the call.
+    """
+    if callable(key):
+        alike: Any = called(key, args, kwargs)
+    else:
+        arguments = arguments_of(signature, args, kwargs)
+        if signature is None and key is None:
+            arguments = {"*": list(args), **arguments}
+        try:
+            alike = sorted(arguments.items()) if key is None else key.format_map(arguments)
+        except Exception as error:  # a missing argument, or one that cannot be formatted
+            raise ConfigurationError(
+                f"task {name!r}: coalesce_key={shown(key)} cannot be filled from the arguments "
+                f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
+            ) from error
+    return hashlib.sha256(f"{name}\0{alike!r}".encode(errors="surrogatepass")).hexdigest()[:32]

@@ -13,13 +13,14 @@ from typing import Any
 
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
-from ..limiter.arguments import alike_of, check_arguments, check_key, demands_of, signature_of
 from ..limiter.limit_request import LimitRequest, with_priority
-from ..limits.any_limit import AnyLimit
+from ..limiter.resolve_request import demands_of
+from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
 from ..limits.specs import named
+from ..limits.templates import check_arguments, signature_of, templates_of
 from .kept import kept
-from .options import THROTTLES, Policy, has_options, policy_of, refuse_forgotten
+from .options import THROTTLES, Policy, alike_of, has_options, policy_of, refuse_forgotten
 from .settings import Settings, limits_of, settings_of
 
 __all__ = [
@@ -150,7 +151,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
         return None
     signature = signature_of(task.run)
     for limit in limits:
-        check_key(limit, where)
+        _check_key(limit, where)
         check_arguments(limit, signature, where)
         if limit.reserve is not None:
             limit.reserve.check(where, limit.name, lowest_first=goes_by(task.app))
@@ -276,4 +277,15 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "
                 f"but a name is one bucket: give one of them another name="
+            )
+
+
+def _check_key(limit: AnyLimit, where: str) -> None:
+    """Reject a task's key that names no argument: it would be the same for every call."""
+    for option, template in templates_of(limit):
+        if not template_fields(template):
+            named = template if template.isidentifier() else "tenant_id"
+            raise ConfigurationError(
+                f"{where}: {option}={shown(template)} of limit {limit.name!r} is the same for every call: name the "
+                f"task's arguments in braces, {option}={'{' + named + '}'!r}, or leave {option}= out"
             )

@@ -67,7 +67,7 @@ class Backlog:
     @property
     def can_park(self) -> bool:
         """Whether tasks are parked: the store is not in memory, and no test has switched it off."""
-        return self._asker.pretended_wait is None and not hasattr(self._asker.client, "clock")
+        return not self._asker.is_fake and not hasattr(self._asker.client, "clock")
 
     def bell(self) -> Bell:
         """The bell that rings when a limit without parked tasks gets its first ones."""

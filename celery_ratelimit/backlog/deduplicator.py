@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
 from ..limiter.limit_request import LimitRequest
-from ..limiter.script_calls import Along
 from ..store_calls.outage import Outage
 from . import tuning
 from .messages import Bucket
@@ -24,7 +23,23 @@ from .scripts import Scripts
 if TYPE_CHECKING:
     from .backlog import Backlog
 
-__all__ = ["CopyReportWithAcquire", "CopyReporter", "Deduplicator", "GateRequest"]
+__all__ = ["Along", "CopyReportWithAcquire", "CopyReporter", "Deduplicator", "GateRequest"]
+
+
+class Along(NamedTuple):
+    """Copies of returned tasks, which the script checks for duplicates in the call that acquires.
+
+    Attributes:
+        keys: of their parking lots, in wire form.
+        number: of these keys.
+        copies: for each lot the number of copies, and two values for each copy, see ``lua/dedup_and_acquire.lua``.
+        places: for each request its position among the copies, from 1; 0: it is no copy.
+    """
+
+    keys: Sequence[bytes]
+    number: int
+    copies: Sequence[str | int]
+    places: Sequence[int]
 
 
 class CopyReporter:

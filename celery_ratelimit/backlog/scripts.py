@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ..limiter.limit_request import microseconds
+from ..limiter.operation import RunScript, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
@@ -81,8 +82,8 @@ class Scripts:
         self, name: str, keys: Sequence[Sequence[str]], arguments: Sequence[Sequence[str | int]] = ()
     ) -> list[Any]:
         """Run a script with each of these lists of keys, and its arguments, in one round trip."""
-        calls = [call_of(*each) for each in zip_longest(keys, arguments, fillvalue=())]
-        return self.asker.run_scripts(self.by_name[name], calls)
+        each = zip_longest(keys, arguments, fillvalue=())
+        return self.asker.drive(run_all([RunScript(self.by_name[name], call_of(*those)) for those in each]))
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """Run a script for one parking lot."""

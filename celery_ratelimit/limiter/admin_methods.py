@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from ..counts.figures import Stats
 from ..counts.would import Would
 from ..limits.any_limit import AnyLimit
+from ..limits.stored import Change, LimitConfig, WeightConfig
 from .limit_request import length_of
 from .operation import Operation, limiter_method
 from .permit_methods import LimiterBase
-from .setting_calls import Change
 from .shadow import ask_would
-from .stored_settings import LimitConfig, WeightConfig, check_shadow_to_store, note_of, weight_to_store
+from .stored_settings import check_shadow_to_store, note_of, weight_to_store
 from .usage import ask_counts
 
 __all__ = ["AdminMethods"]

@@ -10,16 +10,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ConfigurationError
 from ..limits.decision import Decision
+from ..limits.templates import Cost, Key
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
-from .arguments import Cost, Key, reader_of
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
+from .resolve_request import reader_of
 from .usage import AsyncUsageReporter
 
 __all__ = ["AsyncLimiter"]

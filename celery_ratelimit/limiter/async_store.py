@@ -12,7 +12,6 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ..errors import RateLimitError, StoreUnavailable
-from ..limits.decision import Decision
 from ..store.async_link import AsyncClusterLink, AsyncLink
 from ..store.health import STORE_ERRORS, out_of_reach, trouble
 from ..store.masters import AsyncMaster
@@ -74,12 +73,7 @@ class AsyncStoreRunner:
 
     async def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        if self.core.pretended_wait is None:
-            await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
-
-    async def ask(self, asked: AcquirePermits) -> Decision:
-        """Acquire the permits of all its limit requests, or none, in one round trip."""
-        return await self.drive(self.core.ask_for_turn(asked))
+        await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +107,7 @@ class AsyncStoreRunner:
     async def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
         match asked:
             case AcquirePermits():
-                asked.task = self.start(self.ask(asked))
+                asked.task = self.start(self.drive(self.core.ask_for_turn(asked)))
                 asked.answer = await asyncio.shield(asked.task)
                 return asked.answer
             case Sleep(seconds):

@@ -50,7 +50,7 @@ def acquire(
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision
-            if not decision.allowed and (decision.full or is_beyond(decision, left) or core.pretended_wait):
+            if not decision.allowed and (decision.full or is_beyond(decision, left)):
                 if has_slot:  # of an earlier decision; no slot is kept beyond `left`
                     with suppress(*STORE_TROUBLES):  # the slot lapses
                         yield from core.forget(demands, id=id)

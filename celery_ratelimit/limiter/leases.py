@@ -8,18 +8,18 @@ import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import STORE_TROUBLES
-from ..forks import begin_anew_after_fork
+from ..forks import Ids, begin_anew_after_fork
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from .limit_request import LimitRequest, leased
 from .script_calls import Ended
-from .script_operations import Ids
 
 if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
+    from .sync_store import StoreRunner
 
 __all__ = ["RENEWALS", "UNKNOWN", "AsyncLeaseKeeper", "LeaseKeeper", "run_id"]
 
@@ -50,14 +50,6 @@ def run_id(task_id: str) -> str:
     return f"{task_id}#{_run_ids()}"
 
 
-class _Asker(Protocol):
-    """The part of :class:`~celery_ratelimit.limiter.sync_store.StoreRunner` that is used here."""
-
-    def release(self, ended: Sequence[Ended]) -> int: ...
-
-    def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> list[bool]: ...
-
-
 class LeaseKeeper:
     """The :class:`~celery_ratelimit.Concurrency` leases of this process, by run id.
 
@@ -68,7 +60,7 @@ class LeaseKeeper:
         asker: calls the store.
     """
 
-    def __init__(self, asker: _Asker) -> None:
+    def __init__(self, asker: StoreRunner) -> None:
         self._asker = asker
         self._said = ""
         self.begin_anew()
@@ -251,20 +243,13 @@ class AsyncLeaseKeeper:
             renewing.cancel()
             await asyncio.shield(self._asker.start(self._end(decision, pause)))
 
-    async def _renew(self, decision: Decision) -> bool:
-        leases = [(demand, decision.id) for demand in leased(decision.demands)]
-        return all(await self._asker.drive(self._asker.core.renew(leases)))
-
-    async def _release(self, decision: Decision) -> None:
-        core = self._asker.core
-        await self._asker.drive(core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
-
     async def _keep_renewing(self, decision: Decision, pause: float) -> None:
+        leases = [(demand, decision.id) for demand in leased(decision.demands)]
         kept, said = True, ""
         while kept:
             await asyncio.sleep(pause)
             try:
-                kept, said = await self._renew(decision), ""
+                kept, said = all(await self._asker.drive(self._asker.core.renew(leases))), ""
             except STORE_TROUBLES as error:
                 logger.debug("lease not renewed this time: %r", error)
             except Exception as error:  # see LeaseKeeper
@@ -273,18 +258,17 @@ class AsyncLeaseKeeper:
                     logger.error("A lease was not renewed, and is tried again", exc_info=True)
         logger.warning(
             "The lease of %s under %s was lost while it is in use: the store was out of reach for too long",
-            *(decision.id, ", ".join(repr(demand.name) for demand in leased(decision.demands))),
+            *(decision.id, ", ".join(repr(demand.name) for demand, _ in leases)),
         )
 
-    async def _end(self, decision: Decision, pause: float, tries: int = RENEWALS) -> None:
-        """Release the leases. If the store does not answer, try again until they have expired."""
+    async def _end(self, decision: Decision, pause: float, tries: int = RENEWALS, after: float = 0.0) -> None:
+        """Release the leases, ``after`` seconds. If the store does not answer, try again until they have expired."""
+        if after:
+            await asyncio.sleep(after)
+        core = self._asker.core
         try:
-            await self._release(decision)
+            await self._asker.drive(core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
         except STORE_TROUBLES as error:
             logger.debug("places not given back this time: %r", error)
             if tries:
-                self._asker.start(self._end_later(decision, pause, tries - 1))
-
-    async def _end_later(self, decision: Decision, pause: float, tries: int) -> None:
-        await asyncio.sleep(pause)
-        await self._end(decision, pause, tries)
+                self._asker.start(self._end(decision, pause, tries - 1, pause))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import wraps
@@ -11,27 +12,22 @@ from redis import Redis, RedisCluster
 
 from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
+from ..limits.templates import Cost, Key
 from ..store.keys import DEFAULT_PREFIX
-from ..store.url import SOCKET_TIMEOUT, client_of, close_client
-from ..store.url_text import without_password
+from ..store.url import client_of, close_client
 from .admin_methods import AdminMethods
-from .arguments import Cost, Key, reader_of, runs_later
-from .blocking_acquire import TAKE_AHEAD, throttled
+from .blocking_acquire import throttled
 from .leases import LeaseKeeper
-from .limit_request import LimitRequest, Limits, actual_costs, each_bucket_once, leased
+from .limit_request import LimitRequest, Limits, leased
+from .resolve_request import reader_of
 from .sync_acquire import SyncAcquire
 from .sync_store import StoreRunner
 from .usage import UsageReporter
 
-__all__ = [
-    "SOCKET_TIMEOUT",
-    "TAKE_AHEAD",
-    "LimitRequest",
-    "Limiter",
-    "actual_costs",
-    "each_bucket_once",
-    "without_password",
-]
+__all__ = ["Limiter"]
+
+#: Functions whose body does not run when they are called: a permit would be taken too early.
+_RUNS_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -218,7 +214,7 @@ class Limiter(SyncAcquire, AdminMethods):
         """
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            if runs_later(function):
+            if any(is_kind(function) for is_kind in _RUNS_LATER):
                 raise ConfigurationError(
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"

@@ -9,30 +9,31 @@ This is weaker than one script. For a moment a caller may hold permits that it w
 refused that one script would have let pass. Permits that cannot be returned (under warm-up, or in a bucket that has
 lent permits ahead meanwhile) are lost. A caller that dies half-way has spent its permits. The permits of one decision
 are good at one time only as exactly as its replies show, that is within the duration of the decision.
-
-Nothing here calls the store: a generator yields steps, and receives each reply or error.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import RateLimitError
 from ..limits.concurrency import Concurrency
+from ..limits.decision import GrantedAt
+from ..store.cluster import slot_of
+from ..store.keys import hash_tag
 from ..store.script import Script
 from .limit_request import LimitRequest
-from .parts import Part, Reply, joint, parts_of
+from .operation import Operation, RunScript, without_errors
+from .script_calls import read_reply
 
 if TYPE_CHECKING:
-    from .script_operations import Scripts
+    from .script_operations import Operations
 
-__all__ = ["MultiSlotAcquire", "Step", "Steps"]
-
-_T = TypeVar("_T")
+__all__ = ["MultiSlotAcquire", "parts_of"]
 
 #: How often parts may be acquired again because another part has a later time.
 ROUNDS = 3
@@ -40,6 +41,59 @@ ROUNDS = 3
 SLOT_ONLY = -1
 #: Seconds for which a caller peeks at a limit that has refused before it takes anything; and how many are remembered.
 SUSPECT, SUSPECTS = 10.0, 1000
+
+
+class Part(NamedTuple):
+    """The limit requests of one hash slot, and their positions among all."""
+
+    places: tuple[int, ...]
+    demands: tuple[LimitRequest, ...]
+
+
+def parts_of(demands: Sequence[LimitRequest]) -> tuple[Part, ...]:
+    """The parts of a decision, in the order of their calls; none where one script sees all limits."""
+    slots: dict[int, list[int]] = {}
+    for place, demand in enumerate(demands):
+        slots.setdefault(slot_of(hash_tag(demand.name)), []).append(place)
+    if len(slots) < 2:
+        return ()
+    return tuple(Part(tuple(slots[slot]), tuple([demands[place] for place in slots[slot]])) for slot in sorted(slots))
+
+
+class Reply:
+    """A script's reply about one part; see ``lua/include/reply.lua``."""
+
+    def __init__(self, reply: Sequence[int], number: int) -> None:
+        self.allowed, self.wait, self.binding, self.at = reply[:4]
+        states, stored = reply[4 : 4 + 2 * number], reply[4 + 2 * number :]
+        self.states = [states[2 * i : 2 * i + 2] for i in range(number)]
+        self.stored = [stored[4 * i : 4 * i + 4] for i in range(number)] if stored else []
+
+
+def joint(parts: Sequence[Part], replies: Mapping[int, Reply], said_no: int | None = None) -> list[int]:
+    """Join the parts' replies into one, in the order of the limit requests."""
+    allowed, wait, binding = 1, max(reply.wait for reply in replies.values()), 0
+    if said_no is None and any(reply.allowed != 1 for reply in replies.values()):
+        said_no = max(replies, key=lambda i: (replies[i].binding > 0, replies[i].wait, -i))
+    if said_no is not None:
+        allowed = min(0, replies[said_no].allowed)
+        if replies[said_no].binding or wait:
+            binding = 1 + parts[said_no].places[max(0, replies[said_no].binding - 1)]
+    states, stored, at = dict[int, Sequence[int]](), dict[int, Sequence[int]](), dict[str, int]()
+    for part, reply in [(part, replies[i]) for i, part in enumerate(parts)]:
+        for i, place in enumerate(part.places):
+            states[place], at[part.demands[i].name] = reply.states[i], reply.at
+            stored[place] = reply.stored[i] if reply.stored else _in_code(part.demands[i])
+    each = [states[place] for place in sorted(states)]
+    if any(reply.stored for reply in replies.values()):
+        each += [stored[place] for place in sorted(stored)]
+    return [allowed, wait, binding, GrantedAt(at), *[value for values in each for value in values]]
+
+
+def _in_code(demand: LimitRequest) -> Sequence[int]:
+    """Burst, count, period and 0, where nothing is stored for the limit."""
+    _, count, period, burst, _, _ = demand.limit.wire(demand.cost)
+    return int(burst), int(count), int(period), 0
 
 
 class Step(NamedTuple):
@@ -52,36 +106,35 @@ class Step(NamedTuple):
     last: tuple[int | str, ...] = ()
 
 
-#: Yields steps to run at once, receives a reply or an error for each, returns one reply as if one script had seen all.
-Steps = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], list[int]]
-#: A part of such a generator, with another result.
-Asks = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], _T]
-
-
 class MultiSlotAcquire:
     """The decisions of one limiter over several hash slots."""
 
-    def __init__(self, scripts: Scripts, new_id: Callable[[], str]) -> None:
-        self.scripts, self.new_id = scripts, new_id
+    def __init__(self, core: Operations) -> None:
+        self.core, self.scripts = core, core.scripts
         self.parts = lru_cache(maxsize=1024)(parts_of)
         self._closed: dict[tuple[str, str], float] = {}
 
-    def steps(
-        self,
-        script: Script,
-        parts: Sequence[Part],
-        first: Sequence[str | int],
-        kind: str | None,
-        last: Sequence[int | str],
-    ) -> Steps:
-        """The steps that replace one run of ``script`` for all parts."""
-        if script is self.scripts.acquire or script is self.scripts.reserve:
-            id, horizon, claim = (*first, 0)[:3]
-            reserves = script is self.scripts.reserve
-            return _Taking(self, parts, str(id), int(horizon), int(claim), reserves, *map(str, last)).run()
+    def decide(
+        self, script: Script, parts: Sequence[Part], first: Sequence[Any], kind: str | None, last: Sequence[Any]
+    ) -> Operation[list[int]]:
+        """Run a script in each part. Returns one reply, as if one script had seen all limits."""
+        if script in (self.scripts.acquire, self.scripts.reserve):
+            return (yield from _Taking(self, parts, script is self.scripts.reserve, tuple(last), *first).run())
+        last_of = [tuple([last[i] for i in places if last]) for places, _ in parts]
+        steps = [Step(script, part.demands, (*first,), kind, own) for part, own in zip(parts, last_of, strict=True)]
+        said = yield from self.run(*steps)
         if script is self.scripts.peek:
-            return _peek(self.scripts, parts, first)
-        return _in_each(script, parts, first, kind, last)
+            return joint(parts, {i: Reply(reply, len(parts[i].demands)) for i, reply in enumerate(said)})
+        return [max([done for (done,) in said])]  # these count once for each id, in any order
+
+    def replies(self, steps: Sequence[Step]) -> Operation[list[list[int] | RateLimitError]]:
+        """Run scripts at once; errors are returned."""
+        replies = (yield [RunScript(step.script, self.core.calls.of_script(*step)) for step in steps]) if steps else ()
+        return [read_reply(step.demands, reply) for step, reply in zip(steps, replies, strict=True)]
+
+    def run(self, *steps: Step) -> Operation[list[list[int]]]:
+        """Run scripts at once; the first error is raised."""
+        return without_errors((yield from self.replies(steps)))
 
     def closed(self, demand: LimitRequest) -> None:
         """Note that this limit has refused."""
@@ -91,72 +144,37 @@ class MultiSlotAcquire:
 
     def suspects(self, part: Part) -> bool:
         """Whether a limit of this part has refused lately."""
-        if not self._closed:
-            return False
         now = time.monotonic()
         return any(self._closed.get((demand.name, demand.key), 0.0) > now for demand in part.demands)
 
 
-def _one(step: Step) -> Asks[list[int]]:
-    (reply,) = yield from _all([step])
-    return reply
-
-
-def _all(asks: Sequence[Step]) -> Asks[list[list[int]]]:
-    replies = (yield asks) if asks else ()
-    said = []
-    for reply in replies:
-        if isinstance(reply, RateLimitError):
-            raise reply
-        said.append(reply)
-    return said
-
-
-def _in_each(
-    script: Script, parts: Sequence[Part], first: Sequence[str | int], kind: str | None, last: Sequence[int | str]
-) -> Steps:
-    """Run a script in each part; for scripts that count once for each id, in any order. Returns the highest reply."""
-    asks = []
-    for part in parts:
-        own = tuple([last[place] for place in part.places]) if last else ()
-        asks.append(Step(script, part.demands, tuple(first), kind, own))
-    said = yield from _all(asks)
-    return [max([done for (done,) in said])]
-
-
-def _peek(scripts: Scripts, parts: Sequence[Part], first: Sequence[str | int]) -> Steps:
-    said = yield from _all([Step(scripts.peek, part.demands, tuple(first)) for part in parts])
-    replies = [Reply(reply, len(part.demands)) for part, reply in zip(parts, said, strict=True)]
-    return joint(parts, replies)
-
-
+@dataclass
 class _Taking:
-    """Takes the permits of every part, or of none."""
+    """Takes the permits of every part, or of none.
 
-    def __init__(
-        self,
-        spread: MultiSlotAcquire,
-        parts: Sequence[Part],
-        id: str,
-        horizon: int,
-        claim: int,
-        reserves: bool,
-        lease_id: str = "",
-    ) -> None:
-        self.spread, self.scripts, self.parts, self.id = spread, spread.scripts, parts, id
-        self.lease_id = lease_id or id
-        self.last = (lease_id,) if lease_id else ()
-        self.horizon, self.claim, self.reserves = horizon, claim, reserves
-        self.replies: dict[int, Reply] = {}
-        #: When the taken permits of each part are good, by this process's clock, in microseconds.
-        self.good: dict[int, int] = {}
-        self.began = _clock()
-        #: The earliest time at which every part can have its permits, as far as known.
-        self.joint = 0
-        #: The number of parts that knew the reservation.
-        self.found = 0
+    Attributes:
+        last: the id of the leases, if they have one of their own.
+        good: when the taken permits of each part are good, by this process's clock, in microseconds.
+        joint: the earliest time at which every part can have its permits, as far as known.
+        found: the number of parts that knew the reservation.
+    """
 
-    def run(self) -> Steps:
+    spread: MultiSlotAcquire
+    parts: Sequence[Part]
+    reserves: bool
+    last: tuple[str | int, ...]
+    id: str
+    horizon: int
+    claim: int = 0
+    replies: dict[int, Reply] = field(default_factory=dict)
+    good: dict[int, int] = field(default_factory=dict)
+    joint: int = 0
+    found: int = 0
+
+    def __post_init__(self) -> None:
+        self.scripts, self.began = self.spread.scripts, _clock()
+
+    def run(self) -> Operation[list[int]]:
         try:
             said_no = yield from self._take_all()
             for _ in range(ROUNDS):
@@ -175,21 +193,15 @@ class _Taking:
             yield from self._undo_all()
             raise
 
-    def _take_all(self) -> Asks[list[int]]:
+    def _take_all(self) -> Operation[list[int]]:
         """Take the permits of every part. Returns the parts that refused."""
         everything = range(len(self.parts))
-        # A bucket that lends permits ahead meanwhile can take none back: take nothing while some part may refuse.
+        # A bucket that lends permits ahead meanwhile can take none back: take nothing while a part may refuse.
         if not (self.reserves or any(self.spread.suspects(part) for part in self.parts)):
-            replies = yield [self._step(i) for i in everything]
-            said_no, errors = [], []
-            for i, reply in enumerate(replies):
-                if isinstance(reply, RateLimitError):
-                    errors.append(reply)
-                elif not self._read(i, reply):
-                    said_no.append(i)
-            if errors:
-                raise errors[0]
-            return said_no
+            replies = yield from self.spread.replies([self._step(i) for i in everything])
+            granted = {i: self._read(i, reply) for i, reply in enumerate(replies) if isinstance(reply, list)}
+            without_errors(replies)
+            return [i for i, is_granted in granted.items() if not is_granted]
         if self.horizon >= 0:
             yield from self._look(everything)
             for i in everything:
@@ -201,10 +213,10 @@ class _Taking:
                 return [i]
         return []
 
-    def _look(self, which: Sequence[int]) -> Asks[None]:
-        id = "" if self.reserves else self.id
-        asks = [Step(self.scripts.peek, self.parts[i].demands, (id,), None, self.last) for i in which]
-        said = yield from _all(asks)
+    def _look(self, which: Sequence[int]) -> Operation[None]:
+        first = ("" if self.reserves else self.id,)
+        steps = [Step(self.scripts.peek, self.parts[i].demands, first, None, self.last) for i in which]
+        said = yield from self.spread.run(*steps)
         for i, reply in zip(which, said, strict=True):
             self.replies[i] = Reply(reply, len(self.parts[i].demands))
 
@@ -215,16 +227,13 @@ class _Taking:
         """
         if not self.good or self.found == len(self.parts):
             return []
-        joint = max(self.good.values())
-        uncertain = _clock() - self.began
-        return [i for i, good in self.good.items() if joint - good > uncertain]
+        before = max(self.good.values()) - (_clock() - self.began)
+        return [i for i, good in self.good.items() if good < before]
 
     def _granted(self) -> list[int]:
-        replies = [self.replies[i] for i in range(len(self.parts))]
-        now = _clock()
         for i, good in self.good.items():
-            replies[i].wait = max(0, good - now) if replies[i].wait else 0
-        return joint(self.parts, replies)
+            self.replies[i].wait = max(0, good - _clock()) if self.replies[i].wait else 0
+        return joint(self.parts, self.replies)
 
     def _step(self, i: int, known: str = "find") -> Step:
         earliest = max(0, max([self.joint, *self.good.values()]) - _clock())
@@ -235,9 +244,10 @@ class _Taking:
             return Step(self.scripts.join, demands, (self.id, self.horizon, self.claim, earliest, ""), "ids", self.last)
         return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim), None, self.last)
 
-    def _take(self, i: int, known: str = "find") -> Asks[bool]:
+    def _take(self, i: int, known: str = "find") -> Operation[bool]:
         """Take the permits of one part. False: it refused."""
-        return self._read(i, (yield from _one(self._step(i, known))))
+        (reply,) = yield from self.spread.run(self._step(i, known))
+        return self._read(i, reply)
 
     def _read(self, i: int, said: list[int]) -> bool:
         reply = self.replies[i] = Reply(said, len(self.parts[i].demands))
@@ -249,43 +259,40 @@ class _Taking:
                 self.spread.closed(self.parts[i].demands[0])
         return reply.allowed == 1 or (reply.binding == 0 and reply.wait == 0)  # reserved a slot, needs none
 
-    def _refused(self, said_no: Sequence[int]) -> Steps:
+    def _refused(self, said_no: Sequence[int]) -> Operation[list[int]]:
         """Some parts have refused. The part with the longest wait keeps the slot, as in one script."""
         yield from self._undo_all()
-        others = [i for i in range(len(self.parts)) if i not in said_no]
-        yield from self._look(others)
+        yield from self._look([i for i in range(len(self.parts)) if i not in said_no])
         longest = max(self.replies, key=lambda i: (self.replies[i].wait, i in said_no))
         part = self.parts[longest]
         if self.claim and self.id and not self.reserves:
-            asks = [Step(self.scripts.forget, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
+            steps = [Step(self.scripts.forget, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
             if longest not in said_no:
                 first = (self.id, SLOT_ONLY, self.claim)
-                asks.append(Step(self.scripts.acquire, part.demands, first, None, self.last))
-            said = yield from _all(asks)
+                steps.append(Step(self.scripts.acquire, part.demands, first, None, self.last))
+            said = yield from self.spread.run(*steps)
             if longest not in said_no and said[-1][2]:  # it still refuses
                 self.replies[longest] = Reply(said[-1], len(part.demands))
         self.spread.closed(part.demands[max(0, self.replies[longest].binding - 1)])
-        return joint(self.parts, [self.replies[i] for i in range(len(self.parts))], longest)
+        return joint(self.parts, self.replies, longest)
 
-    def _undo_all(self) -> Asks[None]:
+    def _undo_all(self) -> Operation[None]:
         for i in list(self.good):
             with suppress(RateLimitError):  # its node is gone: permits are lost, and a lease expires
                 yield from self._undo(i)
 
-    def _undo(self, i: int, *, moves: bool = False) -> Asks[None]:
+    def _undo(self, i: int, *, moves: bool = False) -> Operation[None]:
         """Return the permits of part ``i``, as far as no limit can be exceeded by it."""
         del self.good[i]
         part, reply = self.parts[i], self.replies[i]
         if self.reserves and not moves:
-            yield from _one(Step(self.scripts.cancel, part.demands, (self.id,), "ids"))
+            yield from self.spread.run(Step(self.scripts.cancel, part.demands, (self.id,), "ids"))
             return
         counted = tuple([demand for demand in part.demands if not isinstance(demand.limit, Concurrency)])
-        places = tuple([demand for demand in part.demands if isinstance(demand.limit, Concurrency)])
         if counted:  # an id of its own: the request may be settled, or undone, once more
-            first = (self.spread.new_id(), reply.at)
-            yield from _one(Step(self.scripts.settle, counted, first, "ids", (0,) * len(counted)))
-        if places:
-            yield from _one(Step(self.scripts.release, places, (self.lease_id, reply.at)))
+            first = (self.spread.core.new_id(), reply.at)
+            yield from self.spread.run(Step(self.scripts.settle, counted, first, "ids", (0,) * len(counted)))
+        yield from self.spread.core.release(part.demands, id=str((*self.last, self.id)[0]), granted_at=reply.at)
 
 
 def _clock() -> int:

@@ -7,8 +7,9 @@ result.
 from __future__ import annotations
 
 import inspect
+import math
 from asyncio import Task
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -20,7 +21,17 @@ from ..store.script import Script
 from .limit_request import LimitRequest
 from .script_calls import Call
 
-__all__ = ["AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep", "limiter_method", "run_all"]
+__all__ = [
+    "AcquirePermits",
+    "KeysExist",
+    "Operation",
+    "RunScript",
+    "Sleep",
+    "batches",
+    "limiter_method",
+    "run_all",
+    "without_errors",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -49,7 +60,8 @@ class Sleep(NamedTuple):
 class AcquirePermits:
     """Acquire permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`. Returns a decision.
 
-    The call to the store runs to its end, also if the caller is interrupted.
+    The call to the store runs to its end, also if the caller is interrupted: its reply alone says which permits are to
+    be returned. In an event loop a task makes the call, since a cancelled reader would close its connection.
 
     Attributes:
         answer: the decision, once it is known.
@@ -70,11 +82,32 @@ Operation = Generator[list[RunScript] | KeysExist | Sleep | AcquirePermits, Any,
 
 def run_all(scripts: list[RunScript]) -> Operation[list[Any]]:
     """Run scripts at once and return their replies; the first error is raised."""
-    replies = (yield scripts) if scripts else []
+    return without_errors((yield scripts) if scripts else [])
+
+
+def without_errors(replies: Iterable[T | RateLimitError]) -> list[T]:
+    """The replies; the first error is raised."""
+    found = []
     for reply in replies:
         if isinstance(reply, RateLimitError):
             raise reply
-    return list(replies)
+        found.append(reply)
+    return found
+
+
+def batches(
+    alone: bool, items: Sequence[T], most: int, largest: float = math.inf, size_of: Callable[[T], int] = lambda item: 0
+) -> list[list[T]]:
+    """Group items by script call: at most ``most``, whose sizes add up to ``largest``; or each ``alone``."""
+    groups: list[list[T]] = []
+    size = 0
+    for item in items:
+        if not groups or alone or len(groups[-1]) >= most or size + size_of(item) > largest:
+            groups.append([])
+            size = 0
+        groups[-1].append(item)
+        size += size_of(item)
+    return groups
 
 
 class _Runs(Protocol):

@@ -55,13 +55,13 @@ class LimiterBase:
 
     def pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
         """Count a call that limits in shadow let through; ``users``: see ``Tally``."""
-        if self._counting is not None and self._core.pretended_wait is None:
+        if self._counting is not None:
             self._core.shadows.note(shadow)
             self._counting.counter.shadowed(asked_of(shadow), users)
 
     def correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
         """Correct the counted cost of a call that limits in shadow let through."""
-        if self._counting is not None and self._core.pretended_wait is None:
+        if self._counting is not None:
             more = [(each.name, each.key, cost - each.cost) for each, cost in zip(shadow, actual, strict=True)]
             self._core.shadows.note(shadow)
             self._counting.counter.corrected(more)
@@ -136,7 +136,7 @@ class PermitMethods(LimiterBase):
     def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
         now, counting = self._clock.monotonic, self._counting
         operation = acquire(self._core, demands, longest_wait(max_wait), now)
-        if counting is None or self._core.pretended_wait is not None:
+        if counting is None:
             return (yield from operation)
         began = now()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,12 +13,12 @@ from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.specs import quotas_of
-from ..limits.templates import cost_of, key_of
+from ..limits.templates import Cost, arguments_of, check_arguments, cost_of, key_of, share_of, signature_of
 from ..names import listed, near
 from ..store.keys import short
 from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
 
-__all__ = ["RequestResolver"]
+__all__ = ["RequestResolver", "demands_of", "reader_of"]
 
 
 class RequestResolver:
@@ -36,11 +37,8 @@ class RequestResolver:
         self.quotas = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
-        self._named: dict[str, tuple[AnyLimit, AnyLimit]] = {}
-        self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
+        self._named = lru_cache(maxsize=1024)(_named)
         self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
-
-    # -- A call's limit requests -----------------------------------------------------------------------------------
 
     def demands(
         self,
@@ -50,10 +48,7 @@ class RequestResolver:
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> tuple[LimitRequest, ...]:
-        demands = self.plain(limits, key, cost, args)
-        if priority is None and all(demand.limit.reserve is None for demand in demands):
-            return demands
-        return self.of_priority(demands, priority)
+        return self.of_priority(self.plain(limits, key, cost, args), priority)
 
     def of_priority(self, demands: tuple[LimitRequest, ...], priority: int | None) -> tuple[LimitRequest, ...]:
         """The limit requests for a call of that priority; ``None``: of a message that has none.
@@ -82,19 +77,31 @@ class RequestResolver:
     def plain(
         self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
     ) -> tuple[LimitRequest, ...]:
-        """The limit requests of a call, where its priority does not matter."""
-        if args is not None:
-            return self._read_arguments(self.several(limits), key, cost, args)
+        """The limit requests of a call, where its priority does not matter.
+
+        With ``args``, each limit takes its key and cost from the arguments, as a task's do, unless they are given.
+        """
+        several = _some(self.several(limits), key)
         if isinstance(key, str):
             key = short(key)
-        if isinstance(limits, str):
-            read: AnyLimit | tuple[AnyLimit, ...] = self.quota(limits)
-        else:
-            read = limits if isinstance(limits, AnyLimit) else self.several(limits)
+        asked = [(limit, key, cost) for limit in several]
+        if args is not None:
+            if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+                raise ConfigurationError(
+                    f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
+                )
+            asked = [
+                (
+                    limit,
+                    short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
+                    cost_of(limit, args, (), args) if cost is None else cost,
+                )
+                for limit in several
+            ]
         try:
-            return self._known(read, key, cost)
+            return each_bucket_once([self._demand(*each) for each in asked])
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
-            return self._read_limits(read, key, cost)
+            return each_bucket_once([_demand(*each) for each in asked])
 
     def several(self, limits: Limits) -> tuple[AnyLimit, ...]:
         """The limits as a tuple, with names resolved."""
@@ -120,59 +127,18 @@ class RequestResolver:
             raise _not_kept_by_key(several, key)
         return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
 
-    @staticmethod
-    def _read_limits(
-        limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None
-    ) -> tuple[LimitRequest, ...]:
-        several = _some(limits if isinstance(limits, tuple) else (limits,), key)
-        return each_bucket_once([_demand(limit, key, cost) for limit in several])
-
-    def _read_arguments(
-        self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
-    ) -> tuple[LimitRequest, ...]:
-        """Resolve as for a task: each limit takes its key and cost from the arguments, unless they are given."""
-        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
-            raise ConfigurationError(
-                f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
-            )
-        if isinstance(key, str):
-            key = short(key)
-        asked = [
-            (
-                limit,
-                short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
-                cost_of(limit, args, (), args) if cost is None else cost,
-            )
-            for limit in _some(limits, key)
-        ]
-        try:
-            return each_bucket_once([self._demand(*each) for each in asked])
-        except TypeError:  # as in plain()
-            return each_bucket_once([_demand(*each) for each in asked])
-
     def quota(self, name: str) -> AnyLimit:
         limit = self._found(name)
         if limit is None:
             known = ", ".join(sorted(self.quotas)) or "none is defined"
-            close = near(name, self._names())
+            close = near(name, {*self.quotas, *self.others()})
             raise ConfigurationError(
                 f"there is no quota named {shown(name)} (quotas: {known}){f'; {close}' if close else ''}"
             )
-        if limit.name is not None:
-            return limit
-        quota, named = self._named.get(name, (None, limit))
-        if quota is not limit:  # the first call, or the quota was replaced
-            named = replace(limit, name=name)
-            self._named[name] = limit, named
-        return named
+        return limit if limit.name is not None else self._named(limit, name)
 
     def _found(self, name: str) -> AnyLimit | None:
         return self.quotas.get(name) or self.others().get(name)
-
-    def _names(self) -> set[str]:
-        return {*self.quotas, *self.others()}
-
-    # -- Limits by their names -------------------------------------------------------------------------------------
 
     def code(self, name: str | AnyLimit, key: str | None, *, force: bool) -> tuple[str, AnyLimit | None]:
         """The name of a limit, and the limit as the code here has it.
@@ -198,8 +164,7 @@ class RequestResolver:
         return name, code
 
     def unknown(self, name: str) -> ConfigurationError:
-        names = self._names()
-        tasks = ""
+        names, tasks = {*self.quotas, *self.others()}, ""
         if self.others is not dict:  # an app's; a process that only sends may have imported none of its tasks
             tasks = ". Tasks are known once they are imported: app.loader.import_default_modules()"
         return ConfigurationError(
@@ -222,6 +187,68 @@ class RequestResolver:
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
         return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
+
+
+def reader_of(
+    function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None
+) -> Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]:
+    """A function that makes limit requests from the arguments of each call of ``function``.
+
+    Args:
+        limits: each has a name.
+        cost: replaces the limits' own costs, except for :class:`Concurrency`, where a call takes one lease.
+
+    Raises:
+        ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
+    """
+    where = f"function {getattr(function, '__qualname__', repr(function))!r}"
+    if not limits:
+        raise ConfigurationError(f"{where}: no limit was named: pass a quota's name, a Limit, or several of them")
+    signature = signature_of(function)
+    own = []
+    for limit in limits:
+        if limit.name is None:
+            raise ConfigurationError(
+                f"{where}: {limit!r} has no name, so it has no bucket in the store: give it name=…"
+            )
+        if cost is not None and not isinstance(limit, Concurrency):
+            limit = replace(limit, cost=cost)
+        check_arguments(limit, signature, where)
+        own.append(limit)
+    return lambda args, kwargs: demands_of(own, signature, args, kwargs)
+
+
+def demands_of(
+    limits: Sequence[AnyLimit],
+    signature: inspect.Signature | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    node: str | None = None,
+) -> tuple[LimitRequest, ...]:
+    """The limit requests of a call with these arguments. Exceptions of a user's callable are raised.
+
+    Args:
+        signature: of the task or function.
+        args, kwargs: of the call.
+        node: has its own bucket under ``per_worker``. Default: this machine.
+    """
+    arguments = arguments_of(signature, args, kwargs)
+    return each_bucket_once(
+        [
+            LimitRequest(
+                limit,
+                limit.name or "",
+                own_key(limit, key_of(limit, arguments, args, kwargs), node),
+                cost_of(limit, arguments, args, kwargs),
+                share=None if limit.fair is None else short(share_of(limit, arguments, args, kwargs) or ""),
+            )
+            for limit in limits
+        ]
+    )
+
+
+def _named(limit: AnyLimit, name: str) -> AnyLimit:
+    return replace(limit, name=name)
 
 
 def _no_limit(value: Any) -> ConfigurationError:
@@ -262,11 +289,11 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> LimitRequest:
     elif not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
     if isinstance(limit, Concurrency):
-        return LimitRequest(limit, name, own_key(limit, key or ""), 1)
-    if cost is None:
-        if not isinstance(limit.cost, int):
-            raise ConfigurationError(
-                f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}"
-            )
-        return LimitRequest(limit, name, own_key(limit, key or ""), limit.cost)
-    return LimitRequest(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))
+        cost = 1
+    elif cost is not None:
+        cost = check_cost(name, cost, limit.most)
+    elif isinstance(limit.cost, int):
+        cost = limit.cost
+    else:
+        raise ConfigurationError(f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}")
+    return LimitRequest(limit, name, own_key(limit, key or ""), cost)

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, ImpossibleRequest, RateLimitError
 from ..limits.decision import Decision, GrantedAt, LimitState
-from ..store.keys import (
-    bucket_key,
-    bucket_keys,
-    config_keys,
-    history_key,
-    shadow_keys,
-    touched_key,
-)
+from ..store.keys import bucket_key, bucket_keys, config_keys, history_key, shadow_keys, touched_key
 from ..store.resp import bulk
 from ..store.script import Script
 from .limit_request import LimitRequest
@@ -26,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ARGUMENTS",
     "KEYS",
-    "Along",
     "Call",
     "Calls",
     "Ended",
@@ -34,6 +26,7 @@ __all__ = [
     "call_of",
     "decision_of",
     "impossible",
+    "read_reply",
     "whole_numbers",
 ]
 
@@ -89,50 +82,21 @@ class PlaceRequests(NamedTuple):
     lease_ids: Sequence[str] = ()
 
 
-class Packed(NamedTuple):
-    """Limit requests in wire form."""
-
-    number: int
-    keys: bytes
-    arguments: bytes
-
-
-class Along(NamedTuple):
-    """Copies of returned tasks, which the script checks for duplicates in the call that acquires.
-
-    Attributes:
-        keys: of their parking lots, in wire form.
-        number: of these keys.
-        copies: for each lot the number of copies, and two values for each copy, see ``lua/dedup_and_acquire.lua``.
-        places: for each request its position among the copies, from 1; 0: it is no copy.
-    """
-
-    keys: Sequence[bytes]
-    number: int
-    copies: Sequence[str | int]
-    places: Sequence[int]
-
-
 class Calls:
-    """Makes the calls of the scripts, for one prefix.
-
-    Args:
-        scripts: all scripts.
-        prefix: the start of every key in the store.
-    """
+    """Makes the calls of the scripts, for one prefix."""
 
     def __init__(self, scripts: Scripts, prefix: str) -> None:
         self._scripts, self.prefix = scripts, prefix
         self.packed = lru_cache(maxsize=1024)(self._pack)
 
-    def _pack(self, demands: tuple[LimitRequest, ...]) -> Packed:
-        """The part of a call that never changes, kept in wire form."""
+    def _pack(self, demands: tuple[LimitRequest, ...]) -> tuple[int, bytes, bytes]:
+        """The number of limit requests; and their keys and arguments, which never change, in wire form."""
         states, slots = [], []
         for demand in demands:
             state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
             states += [state, *config_keys(self.prefix, demand.name, demand.key)]
             slots.append(of_slots)
-        return Packed(len(demands), bulk(*states, *slots), b"".join([demand.wire for demand in demands]))
+        return len(demands), bulk(*states, *slots), b"".join([demand.wire for demand in demands])
 
     def of_script(
         self,
@@ -168,17 +132,6 @@ class Calls:
             pieces.append(bulk(*last))
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
-    def of_dedup_and_acquire(
-        self, demands: tuple[LimitRequest, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
-    ) -> Call:
-        number, packed_keys, arguments = self.packed(demands)
-        first = (number, horizon, claim, len(ids))
-        asking = [value for pair in zip(ids, along.places, strict=True) for value in pair]
-        keys = KEYS * number + along.number
-        pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*asking, *along.copies)]
-        values = keys + len(first) + ARGUMENTS * number + len(asking) + len(along.copies)
-        return keys, values, pieces
-
     @cached_property
     def _touching(self) -> frozenset[Script]:
         """The scripts that note the buckets to which permits came back."""
@@ -207,10 +160,7 @@ class Calls:
         """Two keys and three arguments for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
-        arguments = []
-        for demand, ended in leases:
-            arguments += [ended.id, str(int(ended.granted_at)), demand.key]
-        return keys, arguments
+        return keys, [text for demand, each in leases for text in (each.id, str(int(each.granted_at)), demand.key)]
 
     def of_release_and_acquire(
         self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
@@ -226,10 +176,8 @@ class Calls:
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Call:
-        keys = [self._leases(demand) for demand, _ in leases]
-        holders = [holder for _, holder in leases]
-        times = [demand.limit.wire(1)[2] for demand, _ in leases]
-        return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
+        arguments = [*[holder for _, holder in leases], *[demand.limit.wire(1)[2] for demand, _ in leases]]
+        return call_of([self._leases(demand) for demand, _ in leases], arguments)
 
     def of_standing(self, demands: Sequence[LimitRequest]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))
@@ -279,6 +227,11 @@ def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str =
 def whole_numbers(reply: Any) -> list[int]:
     """The whole numbers in a script's reply: a number, or several in a text."""
     return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
+
+
+def read_reply(demands: Sequence[LimitRequest], reply: Any) -> list[int] | RateLimitError:
+    """The whole numbers in a script's reply about limit requests, or its error."""
+    return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
 
 def impossible(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:

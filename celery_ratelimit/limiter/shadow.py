@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +12,13 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
+from ..limits.stored import StoredShadow
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .limit_request import LimitRequest
-from .operation import Operation, RunScript, run_all
+from .operation import Operation, RunScript, batches, run_all
 from .script_calls import call_of
-from .stored_settings import StoredShadow, read_shadow
+from .stored_settings import read_shadow
 
 if TYPE_CHECKING:
     from .script_operations import Operations
@@ -117,12 +116,6 @@ class Shadows:
 
     def split(self, demands: tuple[LimitRequest, ...]) -> tuple[tuple[LimitRequest, ...], tuple[LimitRequest, ...]]:
         """Split into requests to limits in force, and requests to limits in shadow."""
-        if not self.stored:
-            for demand in demands:
-                if demand.limit.shadow:
-                    break
-            else:
-                return demands, ()
         shadow = tuple([demand for demand in demands if self.has(demand.name, demand.limit)])
         if not shadow:
             return demands, ()
@@ -144,12 +137,13 @@ def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
 
 def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
     """Report requests in the order of their arrival, let the store simulate them, and read the stored shadows."""
-    nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
+    told, shadows = arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
-    earlier = [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
-    for several in _together(core, [*told, *earlier]):
-        question = _reckoning(core, several, shadows.limits, arrivals, nonces, looks=False)
-        (reply,) = yield from run_all([question])
+    each = [(name, of[at : at + _TOLD]) for name, of in told for at in range(0, len(of), _TOLD)]
+    each += [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
+    for several in batches(core.is_cluster, each, _LIMITS, _TOLD, lambda told: len(told[1])):
+        # One time for all: otherwise a pause of this process between two ages would change their order.
+        (reply,) = yield from run_all([_reckoning(core, several, shadows.limits, arrivals.now())])
         for name, (_, would) in _read_reckoned(core, several, reply).items():
             if not would.pending:
                 rounds[name] = 0
@@ -171,53 +165,24 @@ def ask_shadows(
 ) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
     """As :func:`ask_would`, with the stored shadow of each limit."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
-    nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
-    most = 1 if core.is_cluster else _LIMITS
-    parts = [names[at : at + most] for at in range(0, len(names), most)]
-    replies = yield from run_all([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
+    parts = batches(core.is_cluster, [(name, list[Arrival]()) for name in limits], _LIMITS)
+    replies = yield from run_all([_reckoning(core, part, limits, None) for part in parts])
     for part, reply in zip(parts, replies, strict=True):
         found.update(_read_reckoned(core, part, reply))
     return found
-
-
-def _nonces() -> Iterator[str]:
-    stem, number = f"{os.getpid():x}{uuid.uuid4().hex[:12]}", 0
-    while True:
-        number += 1
-        yield f"{stem}.{number:x}"
-
-
-def _together(core: Operations, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
-    """Group the arrivals by script call."""
-    batch: list[tuple[str, list[Arrival]]] = []
-    size = 0
-    for name, those in of:
-        for at in range(0, max(1, len(those)), _TOLD):
-            some = those[at : at + _TOLD]
-            if batch and (core.is_cluster or len(batch) >= _LIMITS or size + len(some) > _TOLD or batch[-1][0] == name):
-                yield batch
-                batch, size = [], 0
-            batch.append((name, some))
-            size += len(some)
-    if batch:
-        yield batch
 
 
 def _reckoning(
     core: Operations,
     several: Sequence[tuple[str, list[Arrival]]],
     limits: Mapping[str, AnyLimit | None],
-    arrivals: Arrivals,
-    nonces: Iterator[str],
-    *,
-    looks: bool,
+    now: float | None,
 ) -> RunScript:
-    """The call of ``lua/shadow.lua`` for these limits; ``looks``: the process reports nothing."""
+    """The call of ``lua/shadow.lua`` for these limits; ``now``: by the arrivals' clock, ``None``: none is reported."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
-    values: list[str | int] = [len(several), _RECKONED, int(looks)]
-    now = arrivals.now()  # one for all: otherwise a pause of this process between two ages would change their order
+    values: list[str | int] = [len(several), _RECKONED, int(now is None)]
     for name, those in several:
         limit = limits.get(name)
         values += [*(_without_reserve(limit).wire(1) if limit is not None else ("-", 1, 1, 1, 1, 0)), len(those)]
@@ -226,7 +191,8 @@ def _reckoning(
             if each.key:
                 own = config_keys(prefix, name, each.key)[1]
                 at = places.setdefault(own, len(keys) + len(places) + 1)
-            values += [max(0, round((now - each.at) * 1e6)), each.number, each.cost, at, next(nonces), each.key]
+            age = max(0, round(((now or 0.0) - each.at) * 1e6))
+            values += [age, each.number, each.cost, at, core.new_id(), each.key]
     keys += places
     return RunScript(core.scripts.shadow, call_of(keys, values))
 

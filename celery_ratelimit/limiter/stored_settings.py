@@ -1,4 +1,4 @@
-"""The stored settings of a limit as values: rate, pause, shadow, weights."""
+"""The stored settings of a limit: rate, pause, shadow, weights. The calls of their scripts, and the replies."""
 
 from __future__ import annotations
 
@@ -6,109 +6,167 @@ import getpass
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import NO_SHADOW, Concurrency
-from ..limits.limit import Limit
+from ..limits.stored import Change, LimitConfig, Stored, StoredShadow, WeightConfig, limit_stored, limit_to_store
 from ..limits.weights import USUAL, check_weight
+from ..store.keys import (
+    bucket_key,
+    changes_key,
+    config_keys,
+    escape,
+    history_key,
+    shadow_key,
+    shadow_keys,
+    short,
+    touched_key,
+    weights_key,
+)
+from ..store.resp import text as text_of
+from ..store.script import Script
+from .limit_request import length_of
+from .operation import KeysExist, Operation, RunScript, run_all
+from .script_calls import call_of
 
-__all__ = [
-    "LimitConfig",
-    "StoredShadow",
-    "WeightConfig",
-    "check_shadow_to_store",
-    "limit_stored",
-    "limit_to_store",
-    "note_of",
-    "read_config",
-    "read_shadow",
-    "read_stored",
-    "read_weights",
-    "weight_to_store",
-]
+if TYPE_CHECKING:
+    from .script_operations import Scripts
+    from .shadow import Shadows
+
+__all__ = ["SettingCalls", "check_shadow_to_store", "note_of", "read_config", "read_shadow", "weight_to_store"]
 
 #: Characters of a reason that are kept.
 LONGEST = 1000
+#: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredShadow:
-    """A stored setting that puts a limit into shadow or into force, and overrides the code.
+class SettingCalls:
+    """One operation for each script, for one prefix. ``note``: see :func:`note_of`."""
 
-    Attributes:
-        on: whether the limit is in shadow.
-        since: when it was stored, in seconds since 1970.
-        by: author.
-        reason: reason, if given.
-    """
+    def __init__(self, scripts: Scripts, prefix: str, shadows: Shadows) -> None:
+        self._scripts, self.prefix, self._shadows = scripts, prefix, shadows
 
-    on: bool
-    since: float
-    by: str
-    reason: str
+    def is_known(self, name: str, key: str | None) -> Operation[bool]:
+        """Whether the store knows a limit: its settings or its bucket exist. No key is searched for: a limit with keys
+        is known by its settings, or by the bucket of ``key``.
+        """
+        keys = [*self._changes(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
+        keys += shadow_keys(self.prefix, name)  # a limit in shadow has no bucket
+        for bucket in ("", short(key or "")):
+            keys += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
+        known: bool = yield KeysExist(list(dict.fromkeys(keys)))
+        return known
+
+    def set_rate(
+        self,
+        name: str,
+        code: AnyLimit | None,
+        rate: str | AnyLimit,
+        *,
+        key: str | None,
+        only_if_none: bool = False,
+        version: int | None = None,
+        for_: float | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> Operation[bool]:
+        """Store a rate. Returns whether it is in force now."""
+        limit = limit_to_store(name, rate, code)
+        is_number = isinstance(version, int) and not isinstance(version, bool)
+        if version is not None and not (is_number and 0 < version < 2**53):
+            raise ConfigurationError(f"limit {name!r}: version={shown(version)} must be a whole number of at least 1")
+        lasts = 0 if for_ is None else length_of(for_, "for_")
+        method, count, period, size, _, extra = limit.wire(1)
+        options = {each.name: getattr(limit, each.name) for each in fields(limit) if each.name not in _NOT_STORED}
+        defaults = {each.name: each.default for each in fields(limit)}
+        note = note_of(by, reason, {name: value for name, value in options.items() if value != defaults[name]})
+        extra = 0 if limit.reserve is not None else extra  # the reserve is the code's
+        values = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
+        return bool((yield from _reply(self._scripts.set_rate, self._changes(name, key), values)) == 1)
+
+    def expire_rate(self, name: str, key: str | None, us: int, note: str) -> Operation[bool]:
+        """Let the stored rate end in ``us`` microseconds; 0: now. Returns whether there was one."""
+        values = (us, short(key or ""), note)
+        return bool((yield from _reply(self._scripts.expire_rate, self._changes(name, key), values)) == 1)
+
+    def pause(self, name: str, key: str | None, us: int, note: str) -> Operation[int]:
+        """Pause a limit for ``us`` microseconds; returns its remaining pause. 0: end a pause; 1: it had one."""
+        values = (us, short(key or ""), note)
+        return int((yield from _reply(self._scripts.pause, self._changes(name, key), values)))
+
+    def config(self, name: str, key: str | None, code: AnyLimit | None) -> Operation[LimitConfig]:
+        """A limit's stored settings, beside ``code``, the limit as the code here has it."""
+        keys = [*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name)]
+        return read_config(name, key or "", code, (yield from _reply(self._scripts.config, keys)))
+
+    def set_weight(self, name: str, share: str, weight: float | None, by: str | None, reason: str) -> Operation[bool]:
+        """Store a key's weight under a fair limit; ``None``: the code's weight. Returns whether it changed."""
+        note = json.dumps({"key": share, **json.loads(note_of(by, reason))})
+        values = (escape(short(share)), "" if weight is None else repr(weight), note)
+        keys = (*self._changes(name, None), weights_key(self.prefix, name))
+        return bool((yield from _reply(self._scripts.set_weight, keys, values)) == 1)
+
+    def weights(self, name: str, code: AnyLimit | None) -> Operation[dict[str, WeightConfig]]:
+        """The weights of a fair limit by key, stored and in the code."""
+        return read_weights(code, (yield from _reply(self._scripts.weights, [weights_key(self.prefix, name)])))
+
+    def set_shadow(self, name: str, on: bool | None, note: str) -> Operation[bool]:
+        """Put a limit into shadow, or into force; ``None``: as the code says. Returns whether it changed."""
+        keys = (*self._changes(name, None), *shadow_keys(self.prefix, name)[1:])
+        done = yield from _reply(self._scripts.set_shadow, keys, ("" if on is None else int(on), note))
+        self._shadows.learn({name: on})
+        return bool(done == 1)
+
+    def history(self, name: str, code: AnyLimit | None) -> Operation[list[Change]]:
+        """The changes of a limit, oldest first."""
+        reply = yield from _reply(self._scripts.history, [history_key(self.prefix, name)])
+        return [_read_change(name, code, each) for each in reversed(reply[1:])]
+
+    def _changes(self, name: str, key: str | None) -> tuple[str, str, str, str]:
+        """The keys of a change: the settings, the counter of changes, the touched buckets, and the history."""
+        config = config_keys(self.prefix, name, short(key or ""))[1]
+        return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightConfig:
-    """The weight of a key under a fair limit: in force, in the code and in the store.
-
-    Attributes:
-        weight: the weight in force.
-        code: the weight in the code.
-        stored: the weight in the store; ``None``: none.
-        since: when it was stored, in seconds since 1970; 0.0: none is.
-        by: author of the stored weight.
-    """
-
-    weight: float
-    code: float
-    stored: float | None
-    since: float
-    by: str
+def _reply(script: Script, keys: Sequence[str], values: Sequence[str | int] = ()) -> Operation[Any]:
+    (reply,) = yield from run_all([RunScript(script, call_of(keys, values))])
+    return reply
 
 
-@dataclass(frozen=True, slots=True)
-class LimitConfig:
-    """The settings of a limit: in force, in the code and in the store.
+def _read_change(name: str, code: AnyLimit | None, entry: bytes | str) -> Change:
+    head, _, rest = (entry.encode(errors="surrogatepass") if isinstance(entry, str) else entry).partition(b"\n")
+    at, verb, *sizes = head.split()
+    parts = []
+    for size in map(int, sizes):
+        parts.append(text_of(rest[:size]))
+        rest = rest[size:]
+    key, note, before, after = (*parts, text_of(rest))
+    who, now = json.loads(note), int(at)
+    stored = [_stored(verb.decode(), name, code, text, now) for text in (before, after)]
+    by, reason = str(who.get("by", "")), str(who.get("reason", ""))
+    return Change(name, str(who.get("key", key)), now / 1e6, verb.decode(), by, reason, *stored)
 
-    Attributes:
-        name: the limit's name.
-        key: the bucket's key; ``""``: the whole limit.
-        code: the limit in this process's quotas; ``None``: not there.
-        stored: the stored limit: for the key, else for the whole limit; ``None``: none.
-        in_force: the limit that decides: the stored one, else the code's; ``None``: neither is known here.
-        since: when the stored limit was set, in seconds since 1970; 0.0: none is.
-        until: when the stored limit ends, in seconds since 1970; ``None``: no end.
-        by: author of the stored limit.
-        reason: reason, if given.
-        version: the highest version that was ever set; 0: none had one.
-        paused: seconds until the pause ends.
-        stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
-    """
 
-    name: str
-    key: str
-    code: AnyLimit | None
-    stored: AnyLimit | None
-    in_force: AnyLimit | None
-    since: float
-    until: float | None
-    by: str
-    version: int
-    paused: float
-    reason: str = ""
-    stored_shadow: StoredShadow | None = None
-
-    @property
-    def shadow(self) -> bool:
-        """Whether the limit is in shadow."""
-        if self.stored_shadow is not None:
-            return self.stored_shadow.on
-        return self.code is not None and self.code.shadow
+def _stored(verb: str, name: str, code: AnyLimit | None, text: str, now: int) -> Stored:
+    if verb == "weight":
+        return Stored(None, None, None, text and f"weight {float(text):g}")
+    if verb == "shadow":
+        return Stored(None, None, None, {"1": "in shadow", "0": "in force"}.get(text, ""))
+    said = _read_stored(text, now)
+    limit, shown = None, ""
+    if said["stored"] is not None:
+        try:
+            limit = limit_stored(name, said["stored"], code)
+            shown = str(limit).removeprefix(f"{name}: ")
+        except ConfigurationError:  # an option that this version does not have
+            shown = json.dumps(said["stored"])
+    paused = (now + said["paused"]) / 1e6 if said["paused"] else None
+    return Stored(limit, said["until"] / 1e6 if said["until"] else None, paused, shown)
 
 
 @cache
@@ -130,32 +188,10 @@ def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None)
     return json.dumps({**note, "by": by or _who(), **({"reason": reason[:LONGEST]} if reason else {})})
 
 
-def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> AnyLimit:
-    """The limit to store for ``rate``: a text changes the rate of the code's limit and keeps its options.
-
-    Raises:
-        ConfigurationError: unreadable, or a :class:`Concurrency` would become a rate or the other way round.
-    """
-    if code is not None and code.name is None:
-        code = replace(code, name=name)
-    if isinstance(rate, str):
-        limit: AnyLimit = replace(code, rate=rate) if isinstance(code, Limit) else Limit(rate, name=name)
-    elif isinstance(rate, (Limit, Concurrency)):
-        limit = replace(rate, name=name)
-    else:
-        raise ConfigurationError(f"limit {name!r}: {shown(rate)} is neither a rate, such as '100/s', nor a Limit")
-    if code is not None and isinstance(code, Concurrency) != isinstance(limit, Concurrency):
-        raise ConfigurationError(
-            f"limit {name!r} is {code} in the code: places cannot become a rate, nor a rate places; "
-            "give the other one another name"
-        )
-    return limit
-
-
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
     """Read the reply of ``lua/config.lua``."""
-    now, *texts = [each.decode() if isinstance(each, bytes) else each for each in reply]
-    found = [read_stored(text, int(now)) for text in texts[:2]]
+    now, *texts = map(text_of, reply)
+    found = [_read_stored(text, int(now)) for text in texts[:2]]
     of_all, of_key = found[0], found[-1]
     which = of_key if of_key["stored"] is not None else of_all
     stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
@@ -171,11 +207,11 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
-        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else marked(texts[0]),
+        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
     )
 
 
-def read_stored(text: str, now: int) -> dict[str, Any]:
+def _read_stored(text: str, now: int) -> dict[str, Any]:
     """Read a config key, see ``lua/include/config_text.lua``; ``now``: in microseconds since 1970."""
     nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
     if not text:
@@ -196,30 +232,6 @@ def read_stored(text: str, now: int) -> dict[str, Any]:
     }
 
 
-def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
-    ours: dict[str, Any] = {}
-    if code is not None:
-        ours = {each: getattr(code, each) for each in ("key", "per_worker", "fair", "weights")}
-    if isinstance(code, Limit):
-        ours["shadow"] = code.shadow
-    if isinstance(code, Concurrency):
-        ours["lease"] = code.lease
-    try:
-        if "rate" not in said:
-            return Concurrency(**said, **ours, name=name)
-        limit = Limit(**said, **ours, name=name)
-    except TypeError as error:  # an option that this version does not have
-        raise ConfigurationError(
-            f"limit {name!r} is stored as {dict(said)}, which this version of celery_ratelimit cannot read: {error}"
-        ) from None
-    # Not checked against the cost: a stored limit below a call's cost is in force all the same.
-    if isinstance(code, Limit):
-        object.__setattr__(limit, "cost", code.cost)
-        if limit.method == "token_bucket" and not limit.debt:
-            object.__setattr__(limit, "reserve", code.reserve)
-    return limit
-
-
 def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
     """Raise ConfigurationError if this shadow cannot be stored."""
     if on is not None and not isinstance(on, bool):
@@ -232,16 +244,15 @@ def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
 
 def read_shadow(said: Any) -> StoredShadow | None:
     """Read what ``lua/set_shadow.lua`` has stored; ``None``: nothing is stored."""
-    text = said.decode() if isinstance(said, bytes) else said or ""
-    if not text:
+    if not said:
         return None
-    head, _, note = text.partition("\n")
+    head, _, note = text_of(said).partition("\n")
     flag, since = head.split()
     who = json.loads(note)
     return StoredShadow(flag == "1", int(since) / 1e6, str(who.get("by", "")), str(who.get("reason", "")))
 
 
-def marked(config: str) -> StoredShadow | None:
+def _marked(config: str) -> StoredShadow | None:
     """Read the shadow in a config's text, which has no author: see ``lua/include/config_text.lua``."""
     return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None
 
@@ -264,7 +275,7 @@ def read_weights(code: AnyLimit | None, reply: Sequence[Any]) -> dict[str, Weigh
     """Read the reply of ``lua/weights.lua``."""
     in_code = {} if code is None else code.weights
     found = {key: WeightConfig(weight, weight, None, 0.0, "") for key, weight in in_code.items()}
-    texts = [each.decode() if isinstance(each, bytes) else each for each in reply[1]]
+    texts = [text_of(each) for each in reply[1]]
     for share, text in zip(texts[::2], texts[1::2], strict=True):
         if share != "\0":
             weight, since, note = text.split(" ", 2)

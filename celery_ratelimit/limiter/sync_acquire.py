@@ -6,7 +6,6 @@ Most calls repeat an earlier one, and their command never changes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
@@ -17,7 +16,6 @@ from ..limits.decision import Decision
 from ..observing import Asked
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
-from .parts import parts_of
 from .permit_methods import PermitMethods
 from .script_calls import decision_of, impossible, whole_numbers
 from .shadow import asked_of
@@ -42,7 +40,7 @@ class WarmAcquire(NamedTuple):
     demands: tuple[LimitRequest, ...]
     command: bytes
     asked: tuple[Asked, ...]
-    quotas: tuple[tuple[str, AnyLimit], ...] = ()
+    quotas: tuple[tuple[str, AnyLimit], ...]
 
 
 _ACQUIRE = PermitMethods.__dict__["acquire"].operation
@@ -61,7 +59,6 @@ class SyncAcquire(PermitMethods):
         super().__init__(quotas, asker.prefix, asker.core, asker.clock, lowest_first)
         self.asker = asker
         self._warm: dict[Any, WarmAcquire | None] = {}
-        self._warm_of = lru_cache(maxsize=_MOST_WARM)(self._make_warm)
 
     def _run(self, operation: Operation[R], /) -> R:
         return self.asker.drive(operation)
@@ -76,30 +73,27 @@ class SyncAcquire(PermitMethods):
         priority: int | None = None,
         max_wait: float | None = 0.0,
     ) -> Decision:
-        asked: Any = None
         warm: WarmAcquire | None = None
-        if max_wait == 0 and priority is None:
-            if args is not None:
-                warm = self._warm_of(self.reader.plain(limits, key, cost, args))
-            elif cost is None or type(cost) is int:  # as keys, True and 1.0 are 1
-                asked = (tuple(limits) if type(limits) is list else limits, key, cost)
-                try:
-                    warm = self._warm[asked]
-                except (KeyError, TypeError):
-                    pass
-                else:
-                    asked = None
-        if warm is not None and not self._core.shadows.stored and self._core.pretended_wait is None:
+        if max_wait == 0 and priority is None and (cost is None or type(cost) is int):  # as keys, True and 1.0 are 1
+            if args is None:
+                asked: Any = (tuple(limits) if type(limits) is list else limits, key, cost)
+            else:
+                asked = self.reader.plain(limits, key, cost, args)
+            try:
+                warm = self._warm[asked]
+            except KeyError:
+                warm = self._prepare(asked, asked if args is not None else self.reader.plain(limits, key, cost, None))
+            except TypeError:  # not hashable, and so invalid
+                pass
+        if warm is not None and not self._core.shadows.stored:
             for name, quota in warm.quotas:
                 if self.reader.quotas.get(name) is not quota:
-                    break
-            else:
-                return self._acquire_warm(warm)
+                    self._warm.pop(asked, None)
+                    return self.acquire(limits, key=key, cost=cost)
+            return self._acquire_warm(warm)
         decision: Decision = self._run(
             _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
         )
-        if asked is not None:
-            self._warm_up(asked)
         return decision
 
     acquire.__doc__ = PermitMethods.acquire.__doc__
@@ -108,7 +102,7 @@ class SyncAcquire(PermitMethods):
         """Do what :meth:`_acquire` does, for a prepared call that does not wait."""
         counting = self._counting
         try:
-            reply = self.asker.exchange(warm.command)
+            reply = self.asker.store(self.asker.link.exchange, warm.command)
         except RateLimitError as error:
             if isinstance(error.__cause__, NoScriptError):
                 return self._run(self._acquire(warm.demands, 0.0))
@@ -128,29 +122,25 @@ class SyncAcquire(PermitMethods):
             note(counting.counter, warm.demands, decision, 0.0)
         return decision
 
-    def _warm_up(self, asked: Any) -> None:
-        """Prepare the command of such a call."""
-        limits, key, cost = asked
-        try:
-            hash(asked)
-        except TypeError:
-            return
-        warm = self._warm_of(self.reader.plain(limits, key, cost, None))
-        if warm is not None:
-            names = [each for each in (limits if isinstance(limits, tuple) else (limits,)) if isinstance(each, str)]
-            if any(name not in self.quotas for name in names):  # a limit of an app's task, which may yet be registered
-                warm = None
-            else:
-                warm = warm._replace(quotas=tuple([(name, self.quotas[name]) for name in names]))
+    def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> WarmAcquire | None:
+        """Prepare the call ``asked``, and keep it; ``None``: it takes more than one script.
+
+        Nor is a call prepared that names a limit of an app's task, which may yet be registered.
+        """
+        core, limits = self._core, [demand.limit for demand in demands]
+        named = asked[0] if isinstance(asked[0], tuple) else asked[:1]
+        names = [each for each in named if isinstance(each, str)]
+        warm = None
+        if (
+            self.asker.link.takes_bytes
+            and core.takes_one_script(demands)
+            and not (leased(demands) or any(limit.shadow or limit.reserve is not None for limit in limits))
+            and all(name in self.quotas for name in names)
+        ):
+            script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])
+            command = script.command(*core.calls.of_script(script, demands, ("", 0, 0), None, ()))
+            warm = WarmAcquire(demands, command, asked_of(demands), quotas)
         if len(self._warm) >= _MOST_WARM:
             self._warm.clear()
         self._warm[asked] = warm
-
-    def _make_warm(self, demands: tuple[LimitRequest, ...]) -> WarmAcquire | None:
-        """Prepare a call; ``None``: the call takes more than one script."""
-        core, limits = self._core, [demand.limit for demand in demands]
-        is_usual = not (leased(demands) or any(limit.shadow or limit.reserve is not None for limit in limits))
-        if not is_usual or not self.asker.takes_bytes or (core.is_cluster and parts_of(demands)):
-            return None
-        call = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
-        return WarmAcquire(demands, core.scripts.acquire.command(*call), asked_of(demands))
+        return warm

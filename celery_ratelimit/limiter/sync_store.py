@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,20 +12,17 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RateLimitError, StoreUnavailable
 from ..limits.decision import Decision
-from ..store.bell import Bell
 from ..store.cluster import ClusterLink
 from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
-from ..store.keys import bucket_key, changes_key
+from ..store.keys import bucket_key
 from ..store.links import link_to
 from ..store.refusals import addresses_of, mend_by_asking
-from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .limit_request import LimitRequest, leased, microseconds
-from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
-from .script_calls import Along, Call, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .limit_request import LimitRequest
+from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
+from .script_calls import Call, Ended, call_of
 from .script_operations import Operations
-from .shadow import Shadows
 
 __all__ = ["StoreRunner"]
 
@@ -42,104 +39,32 @@ class StoreRunner:
 
     Attributes:
         core: makes the operations.
+        shadows: the limits in shadow.
+        link: the connections of scripts.
         clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
 
+    #: Whether a test answers in place of the store, see :mod:`celery_ratelimit.testing`.
+    is_fake = False
+
     def __init__(self, client: Redis | RedisCluster, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
         self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
-        self._link = link_to(client)
-        self.is_cluster = isinstance(self._link, ClusterLink)
+        self.link = link_to(client)
+        self.is_cluster = isinstance(self.link, ClusterLink)
         self.core = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
+        self.shadows = self.core.shadows
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
 
     def close(self) -> None:
         """Close the connections that belong to no client."""
-        self._link.close()
-
-    @property
-    def shadows(self) -> Shadows:
-        """The limits in shadow."""
-        return self.core.shadows
-
-    @property
-    def pretended_wait(self) -> int | None:
-        """See :class:`~celery_ratelimit.limiter.script_operations.Operations`."""
-        return self.core.pretended_wait
+        self.link.close()
 
     # -- Limit requests --------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        demands: Sequence[LimitRequest],
-        *,
-        id: str = "",
-        horizon: float = 0.0,
-        claim: float = 0.0,
-        lease_id: str = "",
-    ) -> Decision:
+    def ask(self, demands: Sequence[LimitRequest], **how: Any) -> Decision:
         """Acquire the permits of ``demands``, all or none, in one round trip. See :meth:`Operations.ask`."""
-        return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
-
-    def ask_next(
-        self, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
-    ) -> list[Decision]:
-        """Acquire the same ``demands`` for several requests, in one round trip.
-
-        Returns: a decision for each request, in their order, until the first one that gets neither permits nor a slot.
-        """
-        core = self.core
-        if len(ids) == 1 or not core.takes_one_script(demands):
-            return [self.ask(demands, id=ids[0], horizon=horizon, claim=claim)]
-        script, first = core.scripts.acquire_next, (ids[0], microseconds(horizon), microseconds(claim))
-        try:
-            said = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, ids[1:]))
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
-
-    def ask_along(
-        self, demands: Sequence[LimitRequest], ids: Sequence[str], along: Along, *, horizon: float, claim: float
-    ) -> tuple[list[Decision | None], list[bool]]:
-        """As :meth:`ask_next`, for tasks returned from a parking lot; also checks their copies for duplicates.
-
-        Returns:
-            The decisions of :meth:`ask_next`, ``None`` for each task that may not run; and for each copy if it may run.
-        """
-        script, calls = self.core.scripts.dedup_and_acquire, self.core.calls
-        until = {"horizon": microseconds(horizon), "claim": microseconds(claim)}
-        call = calls.of_dedup_and_acquire(tuple(demands), ids, along, **until)
-        try:
-            said, may = self.store(script, self._link, *call)
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        decisions = [
-            None if isinstance(reply, int) else decision_of(demands, whole_numbers(reply), id)
-            for reply, id in zip(said, ids, strict=False)
-        ]
-        return decisions, [int(each) == 1 for each in may]
-
-    def release_and_acquire(
-        self, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
-    ) -> list[Decision]:
-        """As :meth:`ask_next`, for requests for leases; first releases the leases of ended runs, in the same script.
-
-        On a cluster, where no script sees all of them, in several scripts: then only the first request is decided.
-        """
-        core, ids = self.core, asking.ids
-        if not core.takes_one_script([*demands, *[place for each in ended for place in each.places]]):
-            self.release(ended)
-            how = {"horizon": asking.horizon / 1e6 if asking.most > 0 else -1.0, "claim": asking.claim / 1e6}
-            return [self.ask(demands, id=ids[0], lease_id=(asking.lease_ids or ids)[0], **how)]
-        try:
-            call = core.calls.of_release_and_acquire(tuple(demands), asking, ended)
-            said = self.store(core.scripts.release_and_acquire, self._link, *call)
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
-
-    def settle(self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
-        return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
+        return self.drive(self.core.ask(demands, **how))
 
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> None:
         """Drop the slots of ``id``, a request that will not return. Idempotent."""
@@ -153,65 +78,34 @@ class StoreRunner:
         """Renew the leases of many holders in one round trip. False for each that has expired."""
         return self.drive(self.core.renew(leases))
 
-    def run_script(self, script: Script, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
-        """Run a script of another part of the package, see :class:`~celery_ratelimit.store.script.Script`."""
-        return self.store(script, self._link, keys, values, pieces)
+    def run_script(self, script: Script, *call: Any) -> Any:
+        """Run a script, see :class:`~celery_ratelimit.store.script.Script`."""
+        return self.store(script, self.link, *call)
 
-    def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Run a script several times, in one round trip. The first error is raised."""
-        return self.drive(run_all([RunScript(script, call) for call in calls]))
-
-    def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
-        """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
-        return Bell(self.client, self.prefix, ear, on_ring)
-
-    @property
-    def takes_bytes(self) -> bool:
-        """Whether :meth:`exchange` can be used."""
-        return self._link.takes_bytes
-
-    def exchange(self, command: bytes) -> Any:
-        """Send a script's call in wire form; returns its reply."""
-        return self.store(self._link.exchange, command)
+    def command(self, *command: str | int) -> Any:
+        """Send a command on the connections of scripts."""
+        return self.store(self.link.call, *command)
 
     # -- The store's state -----------------------------------------------------------------------------------------
 
-    def changes(self, names: Sequence[str]) -> list[bytes | str | None]:
-        """For each limit, a text that differs after a stored rate was changed or a pause was ended."""
-        keys = [changes_key(self.prefix, name) for name in names]
-        if isinstance(self._link, ClusterLink):
-            return [self.store(self._link.call, "GET", key) for key in keys]
-        return list(self.store(self._link.call, "MGET", *keys))
-
     def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        if self.pretended_wait is not None:
-            return
         if self.is_cluster:
             self.store(partial(self.client.ping, target_nodes=RedisCluster.PRIMARIES))  # finds a lost node's successor
         else:
-            self.store(self._link.call, "PING")
+            self.command("PING")
 
     def probe(self) -> None:
         """Write as requests do, to a key that nothing else uses. A full store would still answer a ``PING``."""
         self.ping()
-        if self.pretended_wait is not None:
-            return
-        link = self._link
+        link = self.link
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
-            self.store(self.core.scripts.probe, link, 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether the Sentinels are making another server the master."""
-        return self._link.is_moving
+            self.run_script(self.core.scripts.probe, *call_of([bucket_key(self.prefix, name, "", "probe")]))
 
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""
         self.ping()
-        if self.pretended_wait is not None:
-            return []
         node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
         try:
             warnings = check_fitness(lambda section: self._store_says(section, node))
@@ -248,18 +142,15 @@ class StoreRunner:
                 return self.clock.sleep(seconds)
             case KeysExist(keys):
                 return bool(self.store(self.client.exists, *keys))
-            case AcquirePermits(demands, id, horizon, claim):
-                if claim and leased(demands):
-                    asked.answer = self.drive(self.core.ask_for_turn(asked))
-                else:
-                    asked.answer = self.ask(demands, id=id, horizon=horizon, claim=claim)
+            case AcquirePermits():
+                asked.answer = self.drive(self.core.ask_for_turn(asked))
                 return asked.answer
             case _:
                 return self._reply_to(asked)
 
     def _reply_to(self, questions: list[RunScript]) -> list[Any]:
         """Several scripts in one round trip; on a cluster, one for each node."""
-        link = self._link
+        link = self.link
         if len(questions) < 2 or not link.takes_bytes:
             return [self._reply(*question) for question in questions]
         said = link.exchange_all([question.script.command(*question.call) for question in questions])
@@ -275,7 +166,7 @@ class StoreRunner:
 
     def _reply(self, script: Script, call: Call) -> Any:
         try:
-            return self.store(script, self._link, *call)
+            return self.run_script(script, *call)
         except RateLimitError as error:
             return error
 

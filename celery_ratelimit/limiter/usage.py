@@ -1,7 +1,4 @@
-"""Writes the counts of decisions to the store, about once a second, and reads them: one script for many limits.
-
-On a cluster, one script for each limit.
-"""
+"""Writes the counts of decisions to the store, about once a second, and reads them: one script for many limits."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..counts.counter import Counter
 from ..counts.figures import Stats, read_stats
@@ -19,7 +16,7 @@ from ..errors import StoreUnavailable
 from ..limits.decision import Decision
 from ..store.keys import count_keys
 from .limit_request import LimitRequest
-from .operation import Operation, RunScript, run_all
+from .operation import Operation, RunScript, batches, run_all
 from .script_calls import call_of
 from .script_operations import Operations
 from .shadow import tell_arrivals
@@ -28,17 +25,8 @@ if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
     from .sync_store import StoreRunner
 
-__all__ = [
-    "AsyncUsageReporter",
-    "UsageReporter",
-    "ask_counts",
-    "ask_used",
-    "note",
-    "note_lost",
-    "tell_counts",
-]
+__all__ = ["AsyncUsageReporter", "UsageReporter", "ask_counts", "note", "note_lost", "tell_counts"]
 
-_T = TypeVar("_T")
 logger = logging.getLogger("celery_ratelimit")
 
 #: Limits that one script call writes, reads, or reads the totals of: a few milliseconds.
@@ -46,8 +34,6 @@ _TOLD, _ASKED, _TOTALS = 20, 4, 100
 #: Most minutes of each limit, where many limits are read at once.
 MOST_MINUTES = 60
 _USERS = 400
-#: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/count.lua``.
-_ENTRIES, _SECONDS = 1500, 180
 #: Seconds for which nothing is counted after the store has refused it.
 _QUIET = 60.0
 #: Waits below this many seconds count as none.
@@ -71,27 +57,49 @@ def note_lost(counter: Counter, demands: Sequence[LimitRequest]) -> None:
     counter.happened("store_error", [demand.name for demand in demands])
 
 
-class _Refusals:
-    """Drops counts that the store refuses, and logs that once: it must not disturb a task."""
+class _Reporter:
+    """Counts decisions, and says when counts are to be written. Counts that the store refuses are dropped.
 
-    def __init__(self) -> None:
-        self._until = 0.0
-        self._said = False
+    Attributes:
+        counter: the counts.
+    """
 
-    def __bool__(self) -> bool:
-        return time.monotonic() < self._until
+    def __init__(self, core: Operations, later: Callable[[float], None]) -> None:
+        self._core, self.counter = core, Counter(later)
+        self._refused_until, self._said = 0.0, False
 
-    def note(self, error: Exception) -> None:
+    def _report(self) -> Operation[None]:
+        """Write the counts, and the arrivals at limits in shadow. Raises nothing but a cancellation."""
+        parts = self.counter.take()
+        if not (parts or self.counter.arrivals or self._core.shadows.pending) or self._is_refused:
+            return
+        try:
+            yield from tell_arrivals(self._core, self.counter.arrivals)
+            yield from tell_counts(self._core, parts)
+        except Exception as error:
+            self._note(error)
+
+    @property
+    def _is_refused(self) -> bool:
+        return time.monotonic() < self._refused_until
+
+    def _go_on(self) -> None:
+        """Schedule another report, if the store has arrivals to simulate."""
+        if self._core.shadows.pending and not self._is_refused:
+            self.counter.again()
+
+    def _note(self, error: Exception) -> None:
+        """Log an error, a refusal once: it must not disturb a task."""
         if isinstance(error, StoreUnavailable):
             logger.debug("What was decided within a second is not counted: %r", error)
             return
-        self._until = time.monotonic() + _QUIET
+        self._refused_until = time.monotonic() + _QUIET
         if not self._said:
             self._said = True
             logger.warning("The store refuses to count what is decided, and figures are missing: %s", error)
 
 
-class UsageReporter:
+class UsageReporter(_Reporter):
     """Counts the decisions of one process, and writes the counts to the store.
 
     Args:
@@ -99,9 +107,6 @@ class UsageReporter:
         later: calls a function after so many seconds; default: on a thread of its own.
         is_lost: whether the store is known to be lost: the counts wait.
         times: returns the seconds from one report to the next.
-
-    Attributes:
-        counter: the counts.
     """
 
     def __init__(
@@ -112,40 +117,27 @@ class UsageReporter:
         times: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._asker, self._is_lost = asker, is_lost
-        call_after = later or _on_a_thread
-
         self._timer: object = None
 
         def in_a_while(seconds: float) -> None:
-            self._timer = call_after(seconds * times(), self.send)
+            self._timer = (later or _on_a_thread)(seconds * times(), self.send)
 
-        self.counter = Counter(in_a_while)
-        self._refusals = _Refusals()
+        super().__init__(asker.core, in_a_while)
 
     def send(self) -> None:
         """Write the counts. Raises nothing."""
         if self._is_lost():
             self.counter.wait()
-            return
-        self._send()
-        if self._asker.shadows.pending and not self._refusals:
-            self.counter.again()
+        else:
+            self._asker.drive(self._report())
+            self._go_on()
 
     def close(self) -> None:
         """Write the counts, and end the thread."""
         if isinstance(self._timer, threading.Timer):
             self._timer.cancel()
             self._timer.join()
-        self._send()
-
-    def _send(self) -> None:
-        parts = self.counter.take()
-        if not (parts or self.counter.arrivals or self._asker.shadows.pending) or self._refusals:
-            return
-        try:
-            self._asker.drive(_tell_all(self._asker.core, self.counter, parts))
-        except Exception as error:
-            self._refusals.note(error)
+        self._asker.drive(self._report())
 
 
 def _on_a_thread(seconds: float, call: Callable[[], None]) -> threading.Timer:
@@ -156,60 +148,35 @@ def _on_a_thread(seconds: float, call: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-class AsyncUsageReporter:
-    """Counts the decisions in one event loop, and writes the counts to the store.
-
-    Args:
-        asker: calls the store.
-
-    Attributes:
-        counter: the counts.
-    """
+class AsyncUsageReporter(_Reporter):
+    """Counts the decisions in one event loop, and writes the counts to the store."""
 
     def __init__(self, asker: AsyncStoreRunner) -> None:
+        super().__init__(asker.core, self._later)
         self._asker = asker
-        self.counter = Counter(self._later)
-        self._refusals = _Refusals()
         self._timer: asyncio.TimerHandle | None = None
 
     def _later(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, lambda: self._asker.start(self.send()))
+        self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self._asker.start(self.send()))
 
     async def send(self) -> None:
         """Write the counts. Raises nothing but a cancellation."""
-        await self._send()
-        if self._asker.core.shadows.pending and not self._refusals:
-            self.counter.again()
+        await self._asker.drive(self._report())
+        self._go_on()
 
     async def aclose(self) -> None:
         """Write the counts, for the last time unless more is counted."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._send()
-
-    async def _send(self) -> None:
-        parts = self.counter.take()
-        if not (parts or self.counter.arrivals or self._asker.core.shadows.pending) or self._refusals:
-            return
-        try:
-            await self._asker.drive(_tell_all(self._asker.core, self.counter, parts))
-        except Exception as error:
-            self._refusals.note(error)
+        await self._asker.drive(self._report())
 
 
 def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
     """Add counts to the store's."""
-    for some in _told(core, parts):
+    for some in batches(core.is_cluster, parts, _TOLD, _USERS, lambda each: min(len(each[1].users), MOST_USERS)):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
         yield from run_all([RunScript(core.scripts.count, call_of(keys, values))])
-
-
-def _tell_all(core: Operations, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
-    """Write counts, and arrivals at limits in shadow."""
-    yield from tell_arrivals(core, counter.arrivals)
-    yield from tell_counts(core, parts)
 
 
 def ask_counts(
@@ -219,7 +186,7 @@ def ask_counts(
     ``minutes``: only the last so many minutes that have decisions.
     """
     which = min(minutes, MOST_MINUTES) if minutes is not None else 0 if totals else -1
-    parts, asked = _together(core, names, _ASKED if which < 0 else _TOTALS), []
+    parts, asked = batches(core.is_cluster, names, _ASKED if which < 0 else _TOTALS), []
     for some in parts:
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
         asked.append(RunScript(core.scripts.counts, call_of(keys, [which])))
@@ -227,45 +194,3 @@ def ask_counts(
     for some, (us, *said) in zip(parts, (yield from run_all(asked)), strict=True):
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
     return answer
-
-
-def ask_used(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
-    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/used.lua``."""
-    parts: list[list[tuple[str, float]]] = []
-    size = 0
-    for name, within in asked:
-        entries = int(within) if within <= _SECONDS else int(within / 60)
-        if not parts or core.is_cluster or size + entries > _ENTRIES:
-            parts.append([])
-            size = 0
-        parts[-1].append((name, within))
-        size += entries
-    replies = yield from run_all([_used(core, part) for part in parts])
-    return [int(permits) for reply in replies for permits in reply]
-
-
-def _used(core: Operations, asked: Sequence[tuple[str, float]]) -> RunScript:
-    keys, values = [], list[int | str]()
-    for name, within in asked:
-        _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
-        keys.append(seconds if within <= _SECONDS else minutes)
-        values += [1 if within <= _SECONDS else 60, round(within)]
-    return RunScript(core.scripts.used, call_of(keys, values))
-
-
-def _told(core: Operations, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:
-    """Group counts by script call, with a bounded number of limits and users."""
-    for some in _together(core, parts, _TOLD):
-        first, users = 0, 0
-        for at, (_, part) in enumerate(some):
-            number = min(len(part.users), MOST_USERS)
-            if users and users + number > _USERS:
-                yield some[first:at]
-                first, users = at, 0
-            users += number
-        yield some[first:]
-
-
-def _together(core: Operations, each: Sequence[_T], most: int) -> list[Sequence[_T]]:
-    most = 1 if core.is_cluster else most
-    return [each[at : at + most] for at in range(0, len(each), most)]

@@ -1,14 +1,32 @@
-"""Computes a limit's key and cost from the arguments of a call: by templates, arguments or callables."""
+"""What limits read from the arguments of a call: keys and costs, by templates, arguments or callables."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, shown
-from .any_limit import AnyLimit, check_cost
+from .any_limit import AnyLimit, check_cost, template_fields
 
-__all__ = ["called", "cost_of", "key_of", "share_of"]
+__all__ = [
+    "Cost",
+    "Key",
+    "arguments_of",
+    "called",
+    "check_arguments",
+    "check_names",
+    "cost_of",
+    "key_of",
+    "share_of",
+    "signature_of",
+    "templates_of",
+]
+
+#: A template over a call's arguments, or a callable that gets them.
+Key = str | Callable[..., str]
+#: A number of permits, the name of the argument that holds it, or a callable that gets the arguments.
+Cost = int | str | Callable[..., int]
 
 
 def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -74,3 +92,51 @@ def cost_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], 
                 f"{', '.join(map(str, arguments)) or '(none)'}"
             ) from None
     return check_cost(limit.name or "", cost, limit.most)
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # a callable without a signature
+        return None
+
+
+def arguments_of(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by name, with defaults."""
+    if signature is None:
+        return dict(kwargs)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name))
+    return arguments
+
+
+def templates_of(limit: AnyLimit) -> list[tuple[str, str]]:
+    """The templates over arguments that a limit has, with the names of their options."""
+    options = (("key", limit.key), ("fair", limit.fair))
+    return [(option, written) for option, written in options if isinstance(written, str)]
+
+
+def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
+    """Check that the task or function takes every argument that a key or cost names."""
+    named = {}
+    for option, template in templates_of(limit):
+        named.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
+    if isinstance(limit.cost, str):
+        named[limit.cost] = f"cost={limit.cost!r}"
+    check_names({name: f"{setting} of limit {limit.name!r}" for name, setting in named.items()}, signature, where)
+
+
+def check_names(settings: Mapping[str, str], signature: inspect.Signature | None, where: str) -> None:
+    """Check that the task or function takes every argument that a setting names; ``settings``: by argument."""
+    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return
+    for name, setting in settings.items():
+        if name not in signature.parameters:
+            raise ConfigurationError(
+                f"{where}: {setting} names the argument {name!r}, which the {where.split()[0]} does not take "
+                f"(arguments: {', '.join(signature.parameters) or 'none'})"
+            )

@@ -17,13 +17,12 @@ from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
 from ..backlog.messages import Bucket, LotSnapshot
 from ..counts.would import Would
 from ..limiter.limit_request import LimitRequest, own_key
-from ..limiter.setting_calls import BucketStatus
 from ..limiter.shadow import ask_shadows
-from ..limiter.usage import ask_used
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.rate import period_of
+from .bucket_status import BucketStatus, bucket_statuses, recent_use
 
 __all__ = ["LimitStatus", "ParkingLot", "in_shadow", "lots_of", "overview", "standings_of"]
 
@@ -228,7 +227,7 @@ def standings_of(
         code = limits.get(name) or quotas.get(name)
         codes.append(code)
         demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
-    return asker.drive(asker.core.bucket_statuses(demands, codes))
+    return asker.drive(bucket_statuses(asker.core, demands, codes))
 
 
 def in_shadow(app: Celery, standings: Sequence[BucketStatus]) -> tuple[list[BucketStatus], dict[str, Would]]:
@@ -283,7 +282,7 @@ def _usage(app: Celery, standings: Sequence[BucketStatus]) -> Iterator[tuple[flo
     taken: Sequence[int | None] = [None] * len(standings)
     if settings_of(app).counts and not settings_of(app).in_memory:
         asker, names = limiter_of(app).asker, [standing.config.name for standing in standings]
-        taken = asker.drive(ask_used(asker.core, list(zip(names, windows, strict=True))))
+        taken = asker.drive(recent_use(asker.core, list(zip(names, windows, strict=True))))
     for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
         has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
         if isinstance(limit, Concurrency):

@@ -16,7 +16,7 @@ from ..backlog.backlog import Backlog
 from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text
 from ..counts.would import Would
-from ..limiter.stored_settings import LimitConfig
+from ..limits.stored import LimitConfig
 from ..words import NO_END, end_of
 from .limit_status import in_shadow, standings_of
 

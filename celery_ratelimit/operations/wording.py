@@ -8,11 +8,10 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..limiter.limiter import Limiter
-from ..limiter.setting_calls import Change, Stored
-from ..limiter.stored_settings import LimitConfig
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
+from ..limits.stored import Change, LimitConfig, Stored
 from ..words import clock, end_of, length, plain, unnamed
 from .limit_status import LimitStatus
 

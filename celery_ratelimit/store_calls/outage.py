@@ -84,12 +84,12 @@ class Outage:
         self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
 
     def __bool__(self) -> bool:
-        return self._over is not None or self._asker.is_moving
+        return self._over is not None or self._asker.link.is_moving
 
     @property
     def is_a_move(self) -> bool:
         """Whether the Sentinels are choosing a new master. Nothing is lost yet, and no call is made until they have."""
-        return self._over is None and self._asker.is_moving
+        return self._over is None and self._asker.link.is_moving
 
     def ask(self, question: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
         """Call the store and return its reply; ``otherwise`` while it is lost. Notes an outage, unless ``quietly``.

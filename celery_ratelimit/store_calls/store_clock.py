@@ -52,7 +52,7 @@ def read_time_us(asker: StoreRunner) -> int | None:
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    if asker.pretended_wait is not None:
+    if asker.is_fake:
         return None
     if asker.is_cluster:
         seconds, us = next(iter(asker.store(lambda: asker.client.time(target_nodes="primaries")).values()))

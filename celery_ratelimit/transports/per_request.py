@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from ..errors import ConfigurationError
-from ..limiter.arguments import check_arguments
 from ..limiter.limit_request import Limits
 from ..limiter.permit_methods import LimiterBase
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.templates import check_arguments
 
 __all__ = ["Asked", "PerRequest", "RequestKey"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..counts.figures import Moment, Stats
-from ..limiter.setting_calls import Change
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.stored import Change
 from ..operations.wording import history_row
 from ..words import clock
 

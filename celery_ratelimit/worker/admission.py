@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
+from ..backlog.deduplicator import Along
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
 from ..limiter.leases import LeaseKeeper
-from ..limiter.limit_request import LimitRequest
-from ..limiter.script_calls import Along
+from ..limiter.limit_request import LimitRequest, microseconds
 from ..limiter.sync_store import StoreRunner
 from ..limits import Concurrency
 from ..limits.decision import Decision
@@ -19,7 +19,7 @@ from ..store_calls.outage import Outage
 from ..store_calls.store_calls import Reply, StoreCalls
 from .capacity import PoolCapacity
 from .concurrency import MAX_BATCH, ConcurrencyLeases
-from .deduplication import Deduplication
+from .deduplication import Deduplication, acquire_along
 from .pool_scheduler import PoolScheduler
 from .request import AcquireCall, PendingRequest
 from .request_queue import LimitQueue
@@ -36,7 +36,15 @@ from .rules import (
     without_store,
 )
 
-__all__ = ["MAX_BATCH", "POLL_INTERVAL", "FallbackLimiter", "PermitClient", "claim", "max_lookahead"]
+__all__ = [
+    "MAX_BATCH",
+    "POLL_INTERVAL",
+    "FallbackLimiter",
+    "PermitClient",
+    "acquire_next",
+    "claim",
+    "max_lookahead",
+]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -135,12 +143,12 @@ class PermitClient:
         return [None] if said is None else [DropDuplicate() if decision is None else decision for decision in said]
 
     def _ask_next(self, asking: Sequence[PendingRequest], how: Mapping[str, float]) -> list[Decision]:
-        return self._asker.ask_next(asking[0].demands, _ids(asking), **how)
+        return acquire_next(self._asker, asking[0].demands, _ids(asking), **how)
 
     def _ask_along(
         self, asking: Sequence[PendingRequest], along: Along, how: Mapping[str, float]
     ) -> tuple[list[Decision | None], list[bool]]:
-        return self._asker.ask_along(asking[0].demands, _ids(asking), along, **how)
+        return acquire_along(self._asker, asking[0].demands, _ids(asking), along, **how)
 
     def action(
         self,
@@ -180,6 +188,21 @@ class PermitClient:
         self._concurrency.note_granted(pending, decision)
         # An answer that has waited long for the worker's loop is as late as a permit that has.
         return granted(decision, now, is_idle=self._pool_scheduler.has_idle and monotonic() - now <= BUNCHED)
+
+
+def acquire_next(
+    asker: StoreRunner, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
+) -> list[Decision]:
+    """Acquire the same permits for several requests, in one round trip; see :meth:`Operations.ask`.
+
+    Returns a decision for each request, in their order, until the first one that gets neither permits nor a slot.
+    """
+    core = asker.core
+    if len(ids) == 1 or not core.takes_one_script(demands):
+        return [asker.ask(demands, id=ids[0], horizon=horizon, claim=claim)]
+    script, first = core.scripts.acquire_next, (ids[0], microseconds(horizon), microseconds(claim))
+    call = core.calls.of_script(script, tuple(demands), first, None, ids[1:])
+    return asker.drive(core.decide_each(script, call, demands, ids))
 
 
 def _ids(asking: Sequence[PendingRequest]) -> list[str]:

@@ -17,17 +17,18 @@ from typing import Any
 
 from .._celery import Worker
 from ..limiter.leases import LeaseKeeper
-from ..limiter.limit_request import microseconds
-from ..limiter.script_calls import PlaceRequests
+from ..limiter.limit_request import LimitRequest, microseconds
+from ..limiter.script_calls import Ended, PlaceRequests
 from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
+from ..store.bell import Bell
 from ..store_calls.outage import Outage
 from .capacity import PoolCapacity
 from .request import PendingRequest
 from .request_queue import LimitQueue, task_name
 from .request_queues import RequestQueues
 
-__all__ = ["END_POLL_INTERVAL", "MAX_BATCH", "ConcurrencyLeases"]
+__all__ = ["END_POLL_INTERVAL", "MAX_BATCH", "ConcurrencyLeases", "release_and_acquire"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -65,7 +66,7 @@ class ConcurrencyLeases:
         self._cancel_poll: Callable[[], None] | None = None
         # A cluster's node that notifies does not know of subscribers at others: lua/include/waiting_lines.lua.
         self._channel = ("c" if asker.is_cluster else "s") + uuid.uuid4().hex[:12]
-        self._bell = asker.bell(self._channel, self._on_notification)
+        self._bell = Bell(asker.client, asker.prefix, self._channel, self._on_notification)
         self._listens = False
 
     # -- Acquiring -------------------------------------------------------------------------------------------------
@@ -98,7 +99,8 @@ class ConcurrencyLeases:
             limit_queue.channel = self._channel_of(limit_queue)
         for pending in asking:  # until the answer is known
             pending.lease_unconfirmed = True
-        decisions = self._asker.release_and_acquire(
+        decisions = release_and_acquire(
+            self._asker,
             first.demands,
             PlaceRequests(
                 [pending.id for pending in asking],
@@ -200,6 +202,23 @@ class ConcurrencyLeases:
             limit_queue.next_acquire = 0.0
         if waiting:
             self._on_free(waiting)
+
+
+def release_and_acquire(
+    asker: StoreRunner, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
+) -> list[Decision]:
+    """Release the leases of ended runs, and decide requests for leases, in one script.
+
+    Returns a decision for each request, in their order, until the first one that gets neither a lease nor a slot. On a
+    cluster, where no script sees all leases, several scripts: then only the first request is decided.
+    """
+    core, ids = asker.core, asking.ids
+    if not core.takes_one_script([*demands, *[place for each in ended for place in each.places]]):
+        asker.release(ended)
+        how = {"horizon": asking.horizon / 1e6 if asking.most > 0 else -1.0, "claim": asking.claim / 1e6}
+        return [asker.ask(demands, id=ids[0], lease_id=(asking.lease_ids or ids)[0], **how)]
+    call = core.calls.of_release_and_acquire(tuple(demands), asking, ended)
+    return asker.drive(core.decide_each(core.scripts.release_and_acquire, call, demands, ids))
 
 
 def _log(error: Exception) -> None:

@@ -14,13 +14,17 @@ from typing import Any
 from .._celery import Worker, requests
 from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
-from ..backlog.deduplicator import Deduplicator
-from ..limiter.script_calls import Along
+from ..backlog.deduplicator import Along, Deduplicator
+from ..errors import RateLimitError
+from ..limiter.limit_request import LimitRequest, microseconds
+from ..limiter.script_calls import ARGUMENTS, KEYS, decision_of, impossible, whole_numbers
+from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
+from ..store.resp import bulk
 from ..store_calls.outage import Outage
 from .request import PendingRequest
 
-__all__ = ["Deduplication", "coalesce_key"]
+__all__ = ["Deduplication", "acquire_along", "coalesce_key"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -118,6 +122,36 @@ class Deduplication:
         reason = f"coalesced: task {survivor} waits in its place"
         logger.info("Task %s[%s] %s", request.name, request.id, reason)
         requests.revoke(request, reason)
+
+
+def acquire_along(
+    asker: StoreRunner,
+    demands: Sequence[LimitRequest],
+    ids: Sequence[str],
+    along: Along,
+    *,
+    horizon: float,
+    claim: float,
+) -> tuple[list[Decision | None], list[bool]]:
+    """Acquire the same permits for several tasks that have returned, and check copies for duplicates, in one script.
+
+    Returns the decisions, ``None`` for each task that may not run; and for each copy if it may run.
+    """
+    number, packed_keys, arguments = asker.core.calls.packed(tuple(demands))
+    asked = [value for pair in zip(ids, along.places, strict=True) for value in pair]
+    first, last = (number, microseconds(horizon), microseconds(claim), len(ids)), [*asked, *along.copies]
+    keys = KEYS * number + along.number
+    pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*last)]
+    values = keys + len(first) + ARGUMENTS * number + len(last)
+    try:
+        said, may = asker.run_script(asker.core.scripts.dedup_and_acquire, keys, values, pieces)
+    except RateLimitError as error:
+        raise impossible(demands, error) from error.__cause__
+    decisions = [
+        None if isinstance(reply, int) else decision_of(demands, whole_numbers(reply), id)
+        for reply, id in zip(said, ids, strict=False)
+    ]
+    return decisions, [int(each) == 1 for each in may]
 
 
 def coalesce_key(plan: Plan, request: Any) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .._celery import Worker
 from ..limiter.shadow import ask_would
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
+from ..store.keys import changes_key
 from ..store.resp import text
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import Reply, StoreCalls
 
-__all__ = ["LimitWatcher"]
+__all__ = ["LimitWatcher", "read_changes"]
 
 #: Seconds between two looks, of one of few workers and of one of many: one small command each. A decision needs none,
 #: it reads what is stored.
@@ -65,7 +66,7 @@ class LimitWatcher:
         names = sorted(self._limits)
 
         def read() -> dict[str, str]:
-            return {name: text(told or "") for name, told in zip(names, self._asker.changes(names), strict=True)}
+            return {name: text(told or "") for name, told in zip(names, read_changes(self._asker, names), strict=True)}
 
         return read if names else dict
 
@@ -98,6 +99,14 @@ class LimitWatcher:
         limits = {name: self._limits[name] for name in names}
         if limits:
             self._outage.ask(lambda: self._asker.drive(ask_would(self._asker.core, limits)), None, quietly=True)
+
+
+def read_changes(asker: StoreRunner, names: Sequence[str]) -> list[bytes | str | None]:
+    """For each limit, a text that differs after a stored rate was changed or a pause was ended."""
+    keys = [changes_key(asker.prefix, name) for name in names]
+    if asker.is_cluster:
+        return [asker.command("GET", key) for key in keys]
+    return list(asker.command("MGET", *keys))
 
 
 def _nothing() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from .._celery import stored_id
 from ..app.plan import Plan
+from ..forks import Ids
 from ..limiter.leases import run_id
 from ..limiter.limit_request import LimitRequest
-from ..limiter.script_operations import Ids
 from ..store_calls.store_calls import Reply
 
 __all__ = ["AcquireCall", "PendingRequest", "State", "UnlimitedRequest"]

@@ -9,8 +9,7 @@ from celery_ratelimit._celery import bulk_acknowledge, bulk_receive
 from celery_ratelimit._celery import saved_message as parcels
 from celery_ratelimit.backlog import backlog as parking
 from celery_ratelimit.backlog import return_scheduler, scripts
-from celery_ratelimit.limiter import sync_store
-from celery_ratelimit.worker import parking_batch
+from celery_ratelimit.worker import admission, parking_batch
 
 __all__ = ["STEPS", "TOGETHER"]
 
@@ -24,8 +23,8 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "the first of several published": (parcels, "publish", "after"),
     "published, not reported": (scripts.Scripts, "confirm", "before"),
     "reported": (scripts.Scripts, "confirm", "after"),
-    "back, not told": (sync_store.StoreRunner, "ask_along", "before"),
-    "back, told, and granted": (sync_store.StoreRunner, "ask_along", "after"),
+    "back, not told": (admission, "acquire_along", "before"),
+    "back, told, and granted": (admission, "acquire_along", "after"),
     "before it starts": (_celery.Worker, "start", "before"),
 }
 
@@ -35,8 +34,8 @@ TOGETHER: dict[str, tuple[Any, str, str]] = {
     "in the gate, not parked": (parking_batch.ParkingBatch, "flush", "before"),
     "parked together, not acknowledged": (parking_batch.ParkingBatch, "flush", "after"),
     "acknowledgements are due": (bulk_acknowledge.BulkAcknowledge, "flush", "before"),
-    "before it asks": (sync_store.StoreRunner, "ask_next", "before"),
-    "it was told": (sync_store.StoreRunner, "ask_next", "after"),
+    "before it asks": (admission, "acquire_next", "before"),
+    "it was told": (admission, "acquire_next", "after"),
 }
 
 for _owner, _name, _ in [*STEPS.values(), *TOGETHER.values()]:

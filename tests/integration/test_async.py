@@ -283,9 +283,10 @@ class Scripted(AsyncLimiter):
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
         asker: Any = self.asker
-        asker.ask, asker.core.forget = self._say, self._forgets
+        asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
 
-    async def _say(self, asked: AcquirePermits) -> Decision:
+    def _say(self, asked: AcquirePermits) -> Operation[Decision]:
+        yield from ()
         self.asked.append((asked.id, asked.horizon, asked.claim))
         return self.answers.pop(0)
 

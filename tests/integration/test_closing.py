@@ -19,6 +19,7 @@ import redis
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.leases import LeaseKeeper
+from celery_ratelimit.limiter.operation import Operation
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 from tests.fleet_of import until
@@ -130,7 +131,7 @@ def test_a_call_that_is_interrupted_before_it_has_its_answer_keeps_no_place(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter.release(limiter.acquire(PLACE))
-    link = limiter.asker._link
+    link = limiter.asker.link
     exchange = link.exchange
 
     def interrupted_once(command: bytes) -> None:
@@ -273,17 +274,17 @@ def test_async_renewing_survives_what_nobody_has_foreseen(
 
     async def main() -> None:
         async with AsyncLimiter.from_url(server.url + PATIENT) as limiter:
-            renew, faults = limiter._places._renew, [ZeroDivisionError("unforeseen")]
+            renew, faults = limiter.asker.core.renew, [ZeroDivisionError("unforeseen")]
             renewed = asyncio.Event()
 
-            async def broken(decision: Any) -> bool:
+            def broken(leases: Any) -> Operation[list[bool]]:
                 if faults:
                     raise faults.pop()
-                kept = await renew(decision)
+                kept = yield from renew(leases)
                 renewed.set()
                 return kept
 
-            monkeypatch.setattr(limiter._places, "_renew", broken)
+            monkeypatch.setattr(limiter.asker.core, "renew", broken)
             async with limiter.permit(short):
                 await asyncio.wait_for(renewed.wait(), 10)
 

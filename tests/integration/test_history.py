@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter
-from celery_ratelimit.limiter.setting_calls import Stored
+from celery_ratelimit.limits.stored import Stored
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT, START, Clock
 

@@ -11,7 +11,7 @@ from celery_ratelimit import Concurrency, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.worker.concurrency import ConcurrencyLeases
+from celery_ratelimit.worker.concurrency import ConcurrencyLeases, release_and_acquire
 from celery_ratelimit.worker.request_queues import RequestQueues
 from tests.fleet_of import until
 
@@ -33,8 +33,8 @@ def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: Embedded
     waits.channel, other.channel = leases._channel_of(waits), leases._channel_of(other)
     waits.next_acquire = other.next_acquire = 1e9
     mine = limiter.acquire(PLACE.limit)
-    (said,) = limiter.asker.release_and_acquire(
-        (PLACE,), PlaceRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
+    (said,) = release_and_acquire(
+        limiter.asker, (PLACE,), PlaceRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
     )
     assert (said.allowed, moved) == (False, [])
     assert limiter.release(mine)

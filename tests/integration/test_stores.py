@@ -30,6 +30,7 @@ from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
+from celery_ratelimit.worker.limit_watcher import read_changes
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.parks import park_one
 
@@ -384,9 +385,9 @@ def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels)
     barrier = threading.Barrier(4)
 
     def connect(limiter: Limiter) -> None:
-        connection = limiter.asker._link._take()
+        connection = limiter.asker.link._take()
         barrier.wait(10)
-        limiter.asker._link._idle.append(connection)
+        limiter.asker.link._idle.append(connection)
 
     def peek(limiter: Limiter) -> bool:
         return limiter.peek(SPREAD).allowed
@@ -406,20 +407,20 @@ def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels)
             for limiter in limiters.values():
                 with ThreadPoolExecutor(4) as threads:
                     assert all(threads.map(peek, [limiter] * 20))
-                limiter.asker.changes(["a"])
+                read_changes(limiter.asker, ["a"])
                 limiter.asker.probe()
             assert scripts_on(old) == before
             assert scripts_on(sentinel_store.master) > there
 
     def is_at_the_new_one(limiter: Limiter) -> bool:
         limiter.peek(SPREAD)
-        return limiter.asker._link._master.address == ("127.0.0.1", sentinel_store.master.port)
+        return limiter.asker.link._master.address == ("127.0.0.1", sentinel_store.master.port)
 
     for limiter in limiters.values():
         limiter.acquire(SPREAD)
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(connect, [limiter] * 4))
-        assert len(limiter.asker._link._idle) >= 4
+        assert len(limiter.asker.link._idle) >= 4
     asyncio.run(main())
 
 
@@ -439,13 +440,13 @@ def test_late_replies_of_a_master_that_hung_are_nobodys(sentinel_store: Sentinel
     master = sentinel_store.master
     master.freeze()
     try:
-        for call in (limiter.ping, lambda: limiter.asker.changes(["one", "two", "three"])):
+        for call in (limiter.ping, lambda: read_changes(limiter.asker, ["one", "two", "three"])):
             with pytest.raises(StoreUnavailable):
                 call()
     finally:
         master.thaw()
     until(lambda: _answers(limiter), 20, "an answer")
-    assert limiter.asker.changes(["one"]) == [None]
+    assert read_changes(limiter.asker, ["one"]) == [None]
     limiter.ping()
     assert [state.name for state in limiter.acquire(SPREAD).states] == ["a", "b", "c"]
 
@@ -461,7 +462,7 @@ def test_nobody_watches_for_a_limiter_that_is_gone(sentinel_store: Sentinels) ->
     assert watching() == 0
     limiter.acquire(SPREAD)
     assert watching() == 3
-    limiter.asker._link.close()
+    limiter.asker.link.close()
     until(lambda: watching() == 0, 10, "the end of the threads of one that is closed")
     limiter.acquire(SPREAD)
     assert watching() == 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest, microseconds
 from celery_ratelimit.limits.rate import parse_window
-from tests.asking import cancel_demands, reserve_demands
+from tests.asking import cancel_demands, reserve_demands, settle_demands
 from tests.conftest import START
 
 from .counted import GRACE, STEP, Numbers
@@ -85,7 +85,7 @@ class MixedWorld(World):
         self, demands: Sequence[LimitRequest], actual: Sequence[int], id: str, granted_at: int
     ) -> tuple[bool, bool]:
         lua, back = self._back(
-            demands, lambda: self.limiters[0].asker.settle(demands, actual, id=id, granted_at=granted_at)
+            demands, lambda: settle_demands(self.limiters[0], demands, actual, id=id, granted_at=granted_at)
         )
         return lua, self.model.settle(demands, actual, id, granted_at, back)
 

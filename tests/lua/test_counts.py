@@ -10,7 +10,8 @@ import redis
 from celery_ratelimit import ConfigurationError, Limiter
 from celery_ratelimit.counts.figures import Moment, Stats
 from celery_ratelimit.counts.tally import MOST_USERS, Tally
-from celery_ratelimit.limiter.usage import ask_used, tell_counts
+from celery_ratelimit.limiter.usage import tell_counts
+from celery_ratelimit.operations.bucket_status import recent_use
 from celery_ratelimit.store.keys import count_keys
 from tests.conftest import Clock
 
@@ -104,7 +105,7 @@ def test_who_has_used_it_long_ago_counts_less_and_who_uses_it_most_stays(frozen:
 
 
 def used(limiter: Limiter, *asked: tuple[str, float]) -> list[int]:
-    found: list[int] = limiter.asker.drive(ask_used(limiter.asker.core, asked))
+    found: list[int] = limiter.asker.drive(recent_use(limiter.asker.core, asked))
     return found
 
 

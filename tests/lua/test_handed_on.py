@@ -14,6 +14,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.operation import AcquirePermits
 from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import START, Clock
 
 from .frozen import expiries, us
@@ -48,7 +49,7 @@ def say(
     claim: float,
 ) -> list[Decision]:
     asking = PlaceRequests(ids, 100_000, us(claim), ear, most, all)
-    return limiter.asker.release_and_acquire(demands, asking, [Ended(id, (PLACE,), START) for id in ended])
+    return release_and_acquire(limiter.asker, demands, asking, [Ended(id, (PLACE,), START) for id in ended])
 
 
 class Ears:
@@ -341,7 +342,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
         asking = PlaceRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
         gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
-            said = frozen.asker.release_and_acquire((place,), asking, gone)
+            said = release_and_acquire(frozen.asker, (place,), asking, gone)
             allowed = [decision.id for decision in said if decision.allowed]
             running[worker] += allowed
             waiting[worker] = [id for id in waiting[worker] if id not in allowed]

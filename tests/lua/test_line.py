@@ -9,6 +9,7 @@ import redis
 
 from celery_ratelimit import Decision, Limiter
 from celery_ratelimit.limiter.blocking_acquire import is_beyond
+from celery_ratelimit.operations.bucket_status import bucket_statuses
 from tests.conftest import START, Clock
 
 from .frozen import answer, demand, us
@@ -111,7 +112,7 @@ def test_a_look_at_a_line_under_another_rate_tells_what_a_newcomer_is_told(
     clock.advance(0.03)
     slots = store.zrange(SLOTS, 0, -1, withscores=True)
     told = frozen.peek(new[0].limit)
-    (status,) = frozen.asker.drive(frozen.asker.core.bucket_statuses(new, [None]))
+    (status,) = frozen.asker.drive(bucket_statuses(frozen.asker.core, new, [None]))
     assert store.zrange(SLOTS, 0, -1, withscores=True) == slots
     assert answer(told) == answer(frozen.asker.ask(new, id="new", claim=0.0))
     assert us(status.retry_after) == us(told.retry_after)

@@ -15,7 +15,7 @@ from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.store.memory import Clock as MemoryClock
 from celery_ratelimit.testing import frozen_clock
-from tests.asking import cancel_demands, reserve_demands
+from tests.asking import cancel_demands, reserve_demands, settle_demands
 from tests.conftest import START, Clock
 
 LIMITS: dict[str, AnyLimit] = {
@@ -70,7 +70,7 @@ def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: i
         calls += [
             lambda limiter: reserve_demands(limiter, rates, id=reserved, horizon=5.0),
             lambda limiter: cancel_demands(limiter, rates, id=reserved),
-            lambda limiter: limiter.asker.settle(rates, [0] * len(rates), id=f"{number}", granted_at=now_us),
+            lambda limiter: settle_demands(limiter, rates, [0] * len(rates), id=f"{number}", granted_at=now_us),
         ]
     return chance.choice(calls)
 

@@ -11,6 +11,7 @@ from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
+from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import PATIENT, START, Clock
 
 from .frozen import us
@@ -33,7 +34,7 @@ def with_a_slot(limiter: Limiter, demands: Sequence[LimitRequest], id: str, leas
 
 def by_hand_on(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
     asking = PlaceRequests([id], 0, us(60.0), "", 1, False, [lease_id])
-    (decision,) = limiter.asker.release_and_acquire(demands, asking, ())
+    (decision,) = release_and_acquire(limiter.asker, demands, asking, ())
     return decision.allowed
 
 
@@ -75,7 +76,7 @@ def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
     asking = PlaceRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
-    said = frozen.asker.release_and_acquire([ONE], asking, [Ended("task#1", (ONE,), START)])
+    said = release_and_acquire(frozen.asker, [ONE], asking, [Ended("task#1", (ONE,), START)])
     assert [decision.allowed for decision in said] == [True, False]
     assert release(frozen, "task#1", [ONE]) == 0
     assert release(frozen, "task#2", [ONE]) == 1

@@ -156,6 +156,9 @@ class Bench:
         )
         for name in ("Outage", "LimitWatcher", "ReturnScheduler"):
             monkeypatch.setattr(gate, name, lambda *_: self)
+        monkeypatch.setattr(admission, "acquire_next", lambda asker, *asked, **how: self.ask_next(*asked, **how))
+        monkeypatch.setattr(concurrency, "release_and_acquire", lambda asker, *asked: self.release_and_acquire(*asked))
+        monkeypatch.setattr(concurrency, "Bell", self.bell)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
         monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: nothing_stored)
         monkeypatch.setattr(gate, "StoreClock", lambda *_: self.clock)
@@ -517,7 +520,7 @@ class Bench:
                 break
         return decisions
 
-    is_cluster = False
+    is_cluster, client, prefix, core = False, None, "", None
 
     def bell(self, *_: Any) -> Any:
         return SimpleNamespace(is_up=False, listen=lambda: None, close=lambda: None)

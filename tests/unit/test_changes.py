@@ -31,10 +31,10 @@ class World:
     def cancel(self) -> None:
         self.waiting = None
 
-    def changes(self, names: Any) -> list[str]:
+    def command(self, verb: str, *keys: str) -> list[str]:
         self.steps.append("read")
         self.during_read()
-        return [self.stored] * len(names)
+        return [self.stored] * len(keys)
 
     def ring(self) -> None:
         waiting, self.waiting = self.waiting, None
@@ -65,7 +65,7 @@ def changes(world: World) -> LimitWatcher:
             return False
 
     worker: Any = SimpleNamespace(timers=world)
-    asker: Any = SimpleNamespace(changes=world.changes, drive=lambda _: None, core=None)
+    asker: Any = SimpleNamespace(command=world.command, prefix="", is_cluster=False, drive=lambda _: None, core=None)
     store_calls: Any = SimpleNamespace(submit=lambda call, on_reply: on_reply(reply_to(call)))
     limits: Any = {"api": Limit("10/s", name="api")}
     return LimitWatcher(worker, asker, limits, Outage(), store_calls, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.operation import Operation
+from celery_ratelimit.limiter.operation import AcquirePermits, Operation
 
 QUOTAS = {
     "stripe": Limit("100/s", burst=10, name="stripe"),
@@ -87,12 +87,12 @@ class Scripted(Limiter):
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
         asker: Any = self.asker
-        asker.ask, asker.core.forget = self._say, self._forgets
+        asker.link._pool = None  # no call is prepared
+        asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
 
-    def _say(
-        self, demands: Sequence[LimitRequest], *, id: str = "", horizon: float = 0.0, claim: float = 0.0
-    ) -> Decision:
-        self.asked.append((id, horizon, claim))
+    def _say(self, asked: AcquirePermits) -> Operation[Decision]:
+        yield from ()
+        self.asked.append((asked.id, asked.horizon, asked.claim))
         return self.answers.pop(0)
 
     def _forgets(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:

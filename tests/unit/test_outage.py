@@ -16,6 +16,7 @@ from celery_ratelimit.store_calls.tuning import LONGEST_DEFERRAL, PROBE_INTERVAL
 
 #: What is of one bucket: a probe does not meet it.
 REFUSED = StoreMisconfigured("WRONGTYPE")
+STORE: Any = SimpleNamespace(link=SimpleNamespace(is_moving=False))
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def end(lost: Outage) -> None:
 
 def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]) -> None:
     """The probe was served, and those who were deferred are not, each time that they come back."""
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
+    lost = Outage(STORE, lambda callback: None, lambda: None)
     pauses = []
     for _ in range(12):
         lost.begin(REFUSED)
@@ -55,7 +56,7 @@ def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]
 
 
 def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
+    lost = Outage(STORE, lambda callback: None, lambda: None)
     for _ in range(12):
         lost.begin(StoreUnavailable("no answer"))
         assert lost.pause() == 1
@@ -65,7 +66,7 @@ def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
 
 
 def test_another_outage_begins_anew(clock: list[float]) -> None:
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
+    lost = Outage(STORE, lambda callback: None, lambda: None)
     lost.begin(REFUSED)
     clock[0] += 20
     assert lost.pause() == 20
@@ -78,6 +79,6 @@ def test_another_outage_begins_anew(clock: list[float]) -> None:
 def test_an_error_that_ends_with_a_full_stop_is_said_with_one(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
+    lost = Outage(STORE, lambda callback: None, lambda: None)
     lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."))
     assert "Connection refused. Limited tasks" in caplog.text

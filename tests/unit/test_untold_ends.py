@@ -19,7 +19,7 @@ def running() -> Any:
         pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
         timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
     )
-    asker: Any = SimpleNamespace(is_cluster=False, bell=lambda *_: None)
+    asker: Any = SimpleNamespace(is_cluster=False, client=None, prefix="")
     leases: Any = SimpleNamespace(end=lambda run_id, **_: ended.append(run_id))
     unused: Any = None
     made: Any = ConcurrencyLeases(

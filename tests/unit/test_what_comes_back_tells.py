@@ -102,7 +102,7 @@ def test_of_many_workers_each_tells_less_often_what_it_has_counted(workers: int,
     register.workers = workers
     later: list[float] = []
     counting = UsageReporter(
-        SimpleNamespace(),  # type: ignore[arg-type]
+        SimpleNamespace(core=None),  # type: ignore[arg-type]
         lambda seconds, call: later.append(seconds),
         times=lambda: register.counts_apart,
     )

@@ -6,8 +6,8 @@ import pytest
 
 from celery_ratelimit import Concurrency, Limit
 from celery_ratelimit.counts.figures import Moment, Stats
-from celery_ratelimit.limiter.setting_calls import Change, Stored
 from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.limits.stored import Change, Stored
 from celery_ratelimit.web.charts import RANGES, charts, limit_at
 
 CODE = Limit("100/s", name="api")

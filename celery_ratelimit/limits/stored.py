@@ -1,0 +1,179 @@
+"""What is stored for a limit, beside what its code says: rate, pause, shadow, weights, and their changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..errors import ConfigurationError, shown
+from .any_limit import AnyLimit
+from .concurrency import Concurrency
+from .limit import Limit
+
+__all__ = ["Change", "LimitConfig", "Stored", "StoredShadow", "WeightConfig", "limit_stored", "limit_to_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShadow:
+    """A stored setting that puts a limit into shadow or into force, and overrides the code.
+
+    Attributes:
+        on: whether the limit is in shadow.
+        since: when it was stored, in seconds since 1970.
+        by: author.
+        reason: reason, if given.
+    """
+
+    on: bool
+    since: float
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightConfig:
+    """The weight of a key under a fair limit: in force, in the code and in the store.
+
+    Attributes:
+        weight: the weight in force.
+        code: the weight in the code.
+        stored: the weight in the store; ``None``: none.
+        since: when it was stored, in seconds since 1970; 0.0: none is.
+        by: author of the stored weight.
+    """
+
+    weight: float
+    code: float
+    stored: float | None
+    since: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitConfig:
+    """The settings of a limit: in force, in the code and in the store.
+
+    Attributes:
+        name: the limit's name.
+        key: the bucket's key; ``""``: the whole limit.
+        code: the limit in this process's quotas; ``None``: not there.
+        stored: the stored limit: for the key, else for the whole limit; ``None``: none.
+        in_force: the limit that decides: the stored one, else the code's; ``None``: neither is known here.
+        since: when the stored limit was set, in seconds since 1970; 0.0: none is.
+        until: when the stored limit ends, in seconds since 1970; ``None``: no end.
+        by: author of the stored limit.
+        reason: reason, if given.
+        version: the highest version that was ever set; 0: none had one.
+        paused: seconds until the pause ends.
+        stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
+    """
+
+    name: str
+    key: str
+    code: AnyLimit | None
+    stored: AnyLimit | None
+    in_force: AnyLimit | None
+    since: float
+    until: float | None
+    by: str
+    version: int
+    paused: float
+    reason: str = ""
+    stored_shadow: StoredShadow | None = None
+
+    @property
+    def shadow(self) -> bool:
+        """Whether the limit is in shadow."""
+        if self.stored_shadow is not None:
+            return self.stored_shadow.on
+        return self.code is not None and self.code.shadow
+
+
+class Stored(NamedTuple):
+    """The settings stored for a limit, or for one of its keys.
+
+    Attributes:
+        limit: the stored limit; ``None``: none, so the code's held.
+        until: its end, in seconds since 1970; ``None``: none.
+        paused_until: end of the pause, in seconds since 1970; ``None``: not paused.
+        shown: the limit as text, a weight, or whether the limit was in shadow; ``""``: none.
+    """
+
+    limit: AnyLimit | None
+    until: float | None
+    paused_until: float | None
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a limit.
+
+    Attributes:
+        name: of the limit.
+        key: of the bucket or the weight; ``""``: the whole limit.
+        at: time of the change, in seconds since 1970, by the store's clock.
+        verb: ``"set"``, ``"expire"`` (the rate got an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
+            ``"weight"`` or ``"shadow"``.
+        by: author.
+        reason: reason, if given.
+        before: settings before the change.
+        after: settings after the change.
+    """
+
+    name: str
+    key: str
+    at: float
+    verb: str
+    by: str
+    reason: str
+    before: Stored
+    after: Stored
+
+
+def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> AnyLimit:
+    """The limit to store for ``rate``: a text changes the rate of the code's limit and keeps its options.
+
+    Raises:
+        ConfigurationError: unreadable, or a :class:`Concurrency` would become a rate or the other way round.
+    """
+    if code is not None and code.name is None:
+        code = replace(code, name=name)
+    if isinstance(rate, str):
+        limit: AnyLimit = replace(code, rate=rate) if isinstance(code, Limit) else Limit(rate, name=name)
+    elif isinstance(rate, (Limit, Concurrency)):
+        limit = replace(rate, name=name)
+    else:
+        raise ConfigurationError(f"limit {name!r}: {shown(rate)} is neither a rate, such as '100/s', nor a Limit")
+    if code is not None and isinstance(code, Concurrency) != isinstance(limit, Concurrency):
+        raise ConfigurationError(
+            f"limit {name!r} is {code} in the code: places cannot become a rate, nor a rate places; "
+            "give the other one another name"
+        )
+    return limit
+
+
+def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
+    """The limit that is stored as ``said``; options that are not stored are those of the code's limit."""
+    ours: dict[str, Any] = {}
+    if code is not None:
+        ours = {each: getattr(code, each) for each in ("key", "per_worker", "fair", "weights")}
+    if isinstance(code, Limit):
+        ours["shadow"] = code.shadow
+    if isinstance(code, Concurrency):
+        ours["lease"] = code.lease
+    try:
+        if "rate" not in said:
+            return Concurrency(**said, **ours, name=name)
+        limit = Limit(**said, **ours, name=name)
+    except TypeError as error:  # an option that this version does not have
+        raise ConfigurationError(
+            f"limit {name!r} is stored as {dict(said)}, which this version of celery_ratelimit cannot read: {error}"
+        ) from None
+    # Not checked against the cost: a stored limit below a call's cost is in force all the same.
+    if isinstance(code, Limit):
+        object.__setattr__(limit, "cost", code.cost)
+        if limit.method == "token_bucket" and not limit.debt:
+            object.__setattr__(limit, "reserve", code.reserve)
+    return limit
