@@ -46,8 +46,8 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
         prefix: the start of every key in the store.
-        lowest_first: for quotas with a ``reserve``: whether the broker delivers the lowest priority first, as Redis
-            does. :meth:`from_app` sets it.
+        lowest_first: for quotas with a ``priority_reserve``: whether the broker delivers the lowest priority first, as
+            Redis does. :meth:`from_app` sets it.
         replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
         counts: whether decisions are counted, for :meth:`stats`.
 

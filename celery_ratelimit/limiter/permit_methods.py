@@ -100,8 +100,8 @@ class PermitMethods(LimiterBase):
             args: the call's arguments by name: each limit takes its key and cost from them, as from a task's arguments.
             key: the bucket's key, as shown everywhere, for limits with keys. Other limits have a single bucket.
             cost: permits to take from each limit. Default: each limit's own cost.
-            priority: the call's priority in the broker's numbers, for limits with a ``reserve``. Default: the priority
-                of a message that is sent without one.
+            priority: the call's priority in the broker's numbers, for limits with a ``priority_reserve``. Default: the
+                priority of a message that is sent without one.
             max_wait: seconds that the call may sleep until its slot; ``None``: no bound.
 
         Returns:

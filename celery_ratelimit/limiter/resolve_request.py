@@ -51,7 +51,7 @@ class RequestResolver:
         priority: int | None = None,
     ) -> tuple[LimitRequest, ...]:
         demands = self.plain(limits, key, cost, args)
-        if priority is None and all(demand.limit.reserve is None for demand in demands):
+        if priority is None and all(demand.limit.priority_reserve is None for demand in demands):
             return demands
         return self.of_priority(demands, priority)
 
@@ -67,15 +67,15 @@ class RequestResolver:
             raise ConfigurationError(
                 f"priority={shown(priority)} must be a number from 0 to 255, as messages are sent with"
             )
-        reserved = [demand.limit for demand in demands if demand.limit.reserve is not None]
+        reserved = [demand.limit for demand in demands if demand.limit.priority_reserve is not None]
         if not reserved:
             return demands
         lowest = self.goes_by()
         if lowest is None:
             raise ConfigurationError(
-                f"limit {reserved[0].name!r} has reserve={reserved[0].reserve!r}, and this limiter does not know which "
-                "priorities go first at your broker: make it with Limiter.from_app(app), or say it: "
-                "lowest_first=True where the broker is a Redis, lowest_first=False where it is RabbitMQ"
+                f"limit {reserved[0].name!r} has priority_reserve={reserved[0].priority_reserve!r}, and this "
+                "limiter does not know which priorities go first at your broker: make it with Limiter.from_app(app), or "
+                "say it: lowest_first=True where the broker is a Redis, lowest_first=False where it is RabbitMQ"
             )
         return with_priority(demands, priority or 0, lowest_first=lowest)
 

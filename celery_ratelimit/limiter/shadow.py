@@ -245,4 +245,8 @@ def _read_reckoned(
 
 def _without_reserve(limit: AnyLimit) -> AnyLimit:
     """The limit without its reserve, which holds back calls of low priority, not the queue as a whole."""
-    return replace(limit, reserve=None, cost=1) if isinstance(limit, Limit) and limit.reserve is not None else limit
+    return (
+        replace(limit, priority_reserve=None, cost=1)
+        if isinstance(limit, Limit) and limit.priority_reserve is not None
+        else limit
+    )

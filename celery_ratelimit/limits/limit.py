@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import ConfigurationError, ImpossibleRequest, shown
 from .any_limit import AnyLimit, check_cost, check_name_and_keys, check_shadow, is_number
 from .fitting import WINDOWS, check_exact, check_room_for_costs
+from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
-from .reserve import MILLION, Reserve, reserve_of
 from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
@@ -30,7 +30,7 @@ _OPTIONS = (
     ("refill", "token_bucket", "continuous"),
     ("debt", "token_bucket", 0),
     ("warmup", "token_bucket", 0.0),
-    ("reserve", "token_bucket", None),
+    ("priority_reserve", "token_bucket", None),
     ("capacity", "leaky_bucket", None),
     ("align", "fixed_window", "clock"),
     ("precision", "sliding_window", 10),
@@ -70,9 +70,9 @@ class Limit(AnyLimit):
             law is ``burst + debt + rate*T``.
         warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
             rest. The next call pays a call's cost, no permits are saved up, and ``burst`` only bounds a call's cost.
-        reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a fifth for
-            priority 0 and higher priorities, in the broker's order. A call leaves the shares of priorities higher than
-            its own. Calls of all priorities share the whole rate.
+        priority_reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a
+            fifth for priority 0 and higher priorities, in the broker's order. A call leaves the shares of
+            priorities higher than its own. Calls of all priorities share the whole rate.
         capacity: leaky bucket: how many calls may wait. If the queue is full, a call is refused at once
             (``Decision.full``), and a task is handled by its ``overflow``. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are UTC days), or ``"first"``: a window
@@ -109,7 +109,7 @@ class Limit(AnyLimit):
     refill: str = "continuous"
     debt: int = 0
     warmup: float = 0.0
-    reserve: Any = None
+    priority_reserve: Any = None
     capacity: int | None = None
     align: str = "clock"
     precision: int = 10
@@ -131,7 +131,7 @@ class Limit(AnyLimit):
         refill: str = "continuous",
         debt: int = 0,
         warmup: float = 0.0,
-        reserve: Mapping[int, float] | Reserve | None = None,
+        priority_reserve: Mapping[int, float] | PriorityReserve | None = None,
         capacity: int | None = None,
         align: str = "clock",
         precision: int = 10,
@@ -164,9 +164,9 @@ class Limit(AnyLimit):
         object.__setattr__(self, "parsed", parsed)
         check_exact(self, who, parsed)
         object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
-        if reserve is not None:
+        if priority_reserve is not None:
             dearest = cost if isinstance(cost, int) else 1
-            object.__setattr__(self, "reserve", reserve_of(who, reserve, burst, dearest))
+            object.__setattr__(self, "priority_reserve", priority_reserve_of(who, priority_reserve, burst, dearest))
         if isinstance(cost, str) or callable(cost):
             check_room_for_costs(self, who)
         else:
@@ -200,8 +200,8 @@ class Limit(AnyLimit):
             )
         if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
             raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
-        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.reserve is not None)) > 1:
-            raise ConfigurationError(f"{who}: refill='interval', debt, warmup and reserve exclude one another")
+        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.priority_reserve is not None)) > 1:
+            raise ConfigurationError(f"{who}: refill='interval', debt, warmup and priority_reserve exclude one another")
 
     def __hash__(self) -> int:
         # Limits are hashed at every call: the hash is computed once, and again in another process.
@@ -264,8 +264,8 @@ class Limit(AnyLimit):
     def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]:
         """The arguments that ``lua/include/read_limits.lua`` reads; ``leaves``: see :class:`LimitRequest`."""
         extra = self.extra
-        if isinstance(self.reserve, Reserve):
-            most = self.reserve.most
+        if isinstance(self.priority_reserve, PriorityReserve):
+            most = self.priority_reserve.most
             extra = -((most if leaves is None else leaves) * MILLION + most)
         return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, extra
 

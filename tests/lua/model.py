@@ -629,8 +629,8 @@ class Model:
             of_another = isinstance(kept, Counted) and kept.counter is not None
             is_paused = self.paused.get(demand.name, 0) > self.now
             reserve = None
-            if asked.limit.reserve is not None and numbers.algorithm == "token_bucket" and numbers.extra <= 0:
-                most = asked.limit.reserve.most
+            if asked.limit.priority_reserve is not None and numbers.algorithm == "token_bucket" and numbers.extra <= 0:
+                most = asked.limit.priority_reserve.most
                 reserve = most if asked.leaves is None else asked.leaves, most
             view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id, is_paused, reserve)
             if of_another:

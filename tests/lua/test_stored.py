@@ -325,7 +325,7 @@ def test_config_shows_code_and_store_side_by_side(limiter: Same, clock: Clock) -
     assert limiter.config("unheard of", force=True).in_force is None
 
 
-COST = Limit("10/s", burst=10, name="api", cost=3, reserve={0: 0.3})
+COST = Limit("10/s", burst=10, name="api", cost=3, priority_reserve={0: 0.3})
 
 
 @pytest.mark.parametrize("cost", [3, "tokens"])
@@ -336,10 +336,10 @@ def test_what_is_in_force_has_the_codes_cost_and_reserve(make: Make, cost: Any) 
     assert limiter.config("api").in_force == replace(code, rate="5/s")
     limiter.set_rate("api", Limit("5/s", algorithm="sliding_log"))
     in_force = limiter.config("api").in_force
-    assert (in_force.algorithm, in_force.cost, in_force.reserve) == ("sliding_log", cost, None)
+    assert (in_force.algorithm, in_force.cost, in_force.priority_reserve) == ("sliding_log", cost, None)
     limiter.set_rate("api", Limit("5/s", burst=2))  # below what a call costs: it says so, and is in force
     in_force = limiter.config("api").in_force
-    assert (in_force.burst, in_force.cost, in_force.reserve) == (2, cost, code.reserve)
+    assert (in_force.burst, in_force.cost, in_force.priority_reserve) == (2, cost, code.priority_reserve)
 
 
 def test_config_says_who_it_was(limiter: Same) -> None:

@@ -21,16 +21,16 @@ from .mixed_world import Act, MixedWorld, Play
 
 SECOND = 1_000_000
 #: A burst of ten, of which two are for priority 0 alone and three more for priority 3 and before.
-LIMIT = Limit("10/s", burst=10, name="api", reserve={0: 0.2, 3: 0.3})
+LIMIT = Limit("10/s", burst=10, name="api", priority_reserve={0: 0.2, 3: 0.3})
 #: What a call leaves: of priority 0, of 1 to 3, and of 4 to 9.
 LEAVES = {0: 0, 3: 2, 9: 5}
 
 LIMITS = [
     LIMIT,
-    Limit("3/s", burst=4, name="api", reserve={0: 0.5}),
-    Limit("100/s", burst=7, name="api", reserve={1: 0.15, 5: 0.3}),
-    Limit("1000/s", burst=50, name="api", reserve={2: 0.9}),
-    Limit("7/10s", burst=3, name="api", reserve={0: 0.34}),
+    Limit("3/s", burst=4, name="api", priority_reserve={0: 0.5}),
+    Limit("100/s", burst=7, name="api", priority_reserve={1: 0.15, 5: 0.3}),
+    Limit("1000/s", burst=50, name="api", priority_reserve={2: 0.9}),
+    Limit("7/10s", burst=3, name="api", priority_reserve={0: 0.34}),
 ]
 STORED = ["5/s", "20/s", "11/10s", "1000/s"]
 
@@ -272,7 +272,7 @@ def test_a_share_holds_for_a_stored_rate_as_well(calls: Calls, store: redis.Redi
 def test_another_reserve_in_the_code_forgets_nothing(calls: Calls) -> None:
     while calls.ask(0)[0]:
         pass
-    for limit in (replace(LIMIT, reserve=None), replace(LIMIT, reserve={0: 0.5})):
+    for limit in (replace(LIMIT, priority_reserve=None), replace(LIMIT, priority_reserve={0: 0.5})):
         assert not calls.limiter.asker.ask(of(0, 1, limit)).allowed
 
 
@@ -290,7 +290,7 @@ def test_what_a_version_before_writes_is_read(calls: Calls, store: redis.Redis) 
         calls.ask(0, id=f"now-{i}", claim=1e6)
     state = store.get("ratelimit:v1:{api}::state")
     assert " 0=" in state
-    plain = replace(LIMIT, reserve=None)
+    plain = replace(LIMIT, priority_reserve=None)
     assert not calls.limiter.asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
     assert " 0=" not in store.get("ratelimit:v1:{api}::state")
     assert not calls.ask(0)[0]
@@ -304,7 +304,7 @@ def test_law_1_and_what_is_set_aside_is_there(world: MixedWorld, trace: list[Act
     assert isinstance(limit, Limit)
     plain = [act for act in trace if act.verb not in ("settle", "cancel") and act.horizon <= 0]
     follow(world, [replace(act, demands=of(9, act.demands[0].cost, limit)) for act in plain])
-    left = limit.reserve.most * limit.burst // 10**6
+    left = limit.priority_reserve.most * limit.burst // 10**6
     dear = max([act.demands[0].cost for act in trace])
     for _ in range(min(left, limit.burst - dear)):
         assert world.acquire(of(0, 1, limit))[0].allowed
