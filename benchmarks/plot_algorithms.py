@@ -177,7 +177,7 @@ def _leaky(clock: StandingClock, axes: Axes) -> None:
         if decision.allowed:
             started.append(now)
             waits.append((since[number], now))
-        elif decision.full:
+        elif decision.queue_full:
             refused.append(now)
         else:
             heapq.heappush(events, (now + us(decision.retry_after), number))

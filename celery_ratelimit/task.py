@@ -196,10 +196,10 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             if not decision.allowed:
                 call = _Call(plan, queue, demands, now)
                 action = refused(call, decision, now, for_permit=True, max_hold=0.0, parks=False, early=0.0)
-                _refuse(task, call, call.demand(decision.binding), decision.retry_after, action)
-            leases.begin(run, decision.demands, decision.granted_at)
+                _refuse(task, call, call.demand(decision.limited_by), decision.retry_after, action)
+            leases.begin(run, decision._demands, decision._granted_at)
             _count(task, queue, "acquired", demands, demands[0].name)
-            wait, granted_at = decision.retry_after, decision.granted_at
+            wait, granted_at = decision.retry_after, decision._granted_at
     if shadow:
         limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
     permit = {"worker": request.hostname, **permit_of(queue, run, granted_at, shadow)}
@@ -215,7 +215,7 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
         stored = stored_in_place_of(demand.limit, config)
     report = ThrottleReport("returned", wait, demand, stored=stored)
     if isinstance(action, GiveUp):
-        report = replace(report, full=action.full).given_up(action.how, call.plan.policy)
+        report = replace(report, queue_full=action.queue_full).given_up(action.how, call.plan.policy)
     _count(task, call.queue, report.what, call.demands, demand.name)
     _end_run(task, report)
 

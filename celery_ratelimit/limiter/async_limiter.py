@@ -198,7 +198,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         decision = await self._await(self._acquire(demands, max_wait))
         if not decision.allowed:
             raise throttled(decision, max_wait)
-        if not leased(decision.demands):
+        if not leased(decision._demands):
             yield decision
             return
         async with self._places.held(decision):

@@ -243,7 +243,7 @@ class AsyncLeaseKeeper:
     @asynccontextmanager
     async def held(self, decision: Decision) -> AsyncIterator[None]:
         """Hold the decision's leases while the block runs."""
-        pause = renewal_pause(decision.demands)
+        pause = renewal_pause(decision._demands)
         renewing = self._asker.start(self._keep_renewing(decision, pause))
         try:
             yield
@@ -252,12 +252,12 @@ class AsyncLeaseKeeper:
             await asyncio.shield(self._asker.start(self._end(decision, pause)))
 
     async def _renew(self, decision: Decision) -> bool:
-        leases = [(demand, decision.id) for demand in leased(decision.demands)]
+        leases = [(demand, decision.id) for demand in leased(decision._demands)]
         return all(await self._asker.drive(self._asker.core.renew(leases)))
 
     async def _release(self, decision: Decision) -> None:
         core = self._asker.core
-        await self._asker.drive(core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
+        await self._asker.drive(core.release(decision._demands, id=decision.id, granted_at=decision._granted_at))
 
     async def _keep_renewing(self, decision: Decision, pause: float) -> None:
         kept, said = True, ""
@@ -273,7 +273,7 @@ class AsyncLeaseKeeper:
                     logger.error("A lease was not renewed, and is tried again", exc_info=True)
         logger.warning(
             "The lease of %s under %s was lost while it is in use: the store was out of reach for too long",
-            *(decision.id, ", ".join(repr(demand.name) for demand in leased(decision.demands))),
+            *(decision.id, ", ".join(repr(demand.name) for demand in leased(decision._demands))),
         )
 
     async def _end(self, decision: Decision, pause: float, tries: int = RENEWALS) -> None:

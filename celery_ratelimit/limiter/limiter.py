@@ -247,10 +247,10 @@ class _Permit(AbstractContextManager[Decision]):
         decision = limiter._run(limiter._acquire(self._demands, self._max_wait))
         if not decision.allowed:
             raise throttled(decision, self._max_wait)
-        if leased(decision.demands):
+        if leased(decision._demands):
             self._held = decision.id
             try:
-                limiter._places.begin(decision.id, decision.demands, decision.granted_at)
+                limiter._places.begin(decision.id, decision._demands, decision._granted_at)
             except BaseException:
                 self.__exit__()
                 raise

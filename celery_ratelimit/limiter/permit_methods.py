@@ -68,7 +68,7 @@ class LimiterBase:
 
     def _let_through(self, decision: Decision, shadow: tuple[LimitRequest, ...]) -> Decision:
         self.pass_by(shadow)
-        return replace(decision, shadow=shadow)
+        return replace(decision, _shadow=shadow)
 
     @property
     def quotas(self) -> dict[str, AnyLimit]:
@@ -219,7 +219,7 @@ class PermitMethods(LimiterBase):
         if not shadow:
             return decision
         is_new = decision.allowed and self._core.shadows.is_first(("reserved", id))
-        return self._let_through(decision, shadow) if is_new else replace(decision, shadow=shadow)
+        return self._let_through(decision, shadow) if is_new else replace(decision, _shadow=shadow)
 
     @limiter_method
     def cancel(
@@ -261,7 +261,7 @@ class PermitMethods(LimiterBase):
             Whether this call settled it; False if an earlier call had.
         """
         check_settled(decision)
-        demands, shadow = decision.demands, decision.shadow
+        demands, shadow = decision._demands, decision._shadow
         if not demands and not shadow:
             return False
         actual = actual_costs((*demands, *shadow), actual_cost, limit)
@@ -272,17 +272,17 @@ class PermitMethods(LimiterBase):
         if not demands:
             return is_first
         actual = actual[: len(demands)]
-        return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision.granted_at))
+        return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision._granted_at))
 
     @limiter_method
     def release(self, decision: Decision) -> Operation[bool]:
         """Release the :class:`Concurrency` leases that a call holds. Idempotent; False: there were none."""
-        return (yield from self._core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
+        return (yield from self._core.release(decision._demands, id=decision.id, granted_at=decision._granted_at))
 
     @limiter_method
     def renew(self, decision: Decision) -> Operation[bool]:
         """Renew the leases that a call holds, for another ``lease`` seconds from now. False: one had expired."""
-        return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision.demands)])))
+        return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision._demands)])))
 
     @limiter_method
     def available(

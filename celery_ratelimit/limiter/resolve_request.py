@@ -73,9 +73,10 @@ class RequestResolver:
         lowest = self.goes_by()
         if lowest is None:
             raise ConfigurationError(
-                f"limit {reserved[0].name!r} has priority_reserve={reserved[0].priority_reserve!r}, and this "
-                "limiter does not know which priorities go first at your broker: make it with Limiter.from_app(app), or "
-                "say it: lowest_first=True where the broker is a Redis, lowest_first=False where it is RabbitMQ"
+                f"limit {reserved[0].name!r} has priority_reserve={reserved[0].priority_reserve!r}, and "
+                "this limiter does not know which priorities go first at your broker: make it with "
+                "Limiter.from_app(app), or say it: lowest_first=True where the broker is a Redis, lowest_first=False "
+                "where it is RabbitMQ"
             )
         return with_priority(demands, priority or 0, lowest_first=lowest)
 

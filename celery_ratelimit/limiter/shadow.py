@@ -139,7 +139,7 @@ def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
     """The decision about a call whose limits are all in shadow, made without the store."""
     states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
     first = states[0]
-    return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
+    return Decision(True, first.capacity, first.remaining, 0.0, 0.0, None, states, id=id, _shadow=tuple(shadow))
 
 
 def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:

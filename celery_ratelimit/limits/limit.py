@@ -74,7 +74,7 @@ class Limit(AnyLimit):
             fifth for priority 0 and higher priorities, in the broker's order. A call leaves the shares of
             priorities higher than its own. Calls of all priorities share the whole rate.
         capacity: leaky bucket: how many calls may wait. If the queue is full, a call is refused at once
-            (``Decision.full``), and a task is handled by its ``overflow``. Default: any number.
+            (``Decision.queue_full``), and a task is handled by its ``overflow``. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are UTC days), or ``"first"``: a window
             begins with the first call after the last window.
         precision: sliding window: number of sub-windows in a period, at most 1,000.

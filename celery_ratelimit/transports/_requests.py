@@ -63,6 +63,6 @@ class LimitedAdapter(HTTPAdapter):
         asked = self._each.asks(request, str(url.hostname or ""), request.method or "", str(url.path))
         with self._limiter.permit(**asked, max_wait=self._max_wait) as decision:
             response = super().send(request, stream, *args, **options)
-            if not stream and leased(decision.demands):
+            if not stream and leased(decision._demands):
                 _ = response.content  # as the session is about to do
         return response

@@ -232,14 +232,14 @@ def test_a_thousand_callers_share_ten_connections(
 
     async def call(limiter: AsyncLimiter) -> Decision:
         decision = await limiter.acquire(limit, max_wait=60)
-        assert time.time() >= decision.granted_at / 1e6 - 0.002, "returned before its permit was good"
+        assert time.time() >= decision._granted_at / 1e6 - 0.002, "returned before its permit was good"
         return decision
 
     async def test(limiter: AsyncLimiter) -> None:
         decisions = await asyncio.gather(*[call(limiter) for _ in range(1_000)])
         assert all(decision.allowed for decision in decisions)
         assert 1 < len(made) <= 10
-        starts = [Start(decision.granted_at, 1) for decision in decisions]
+        starts = [Start(decision._granted_at, 1) for decision in decisions]
         check_every_window(starts, demand("400/s", burst=5, name="shared"))  # the ceiling, exact
 
     run(test)
@@ -267,7 +267,7 @@ def test_a_call_that_could_not_be_served_in_time_is_refused_at_once(run: Run, st
         began = time.monotonic()
         refused = await limiter.acquire(limit, max_wait=50.0)
         assert time.monotonic() - began < 40, "it has not waited"
-        assert (refused.allowed, refused.binding) == (False, "slow")
+        assert (refused.allowed, refused.limited_by) == (False, "slow")
         assert refused.retry_after > 50
         assert slots(store) == []
 
@@ -528,7 +528,7 @@ def test_law_1_holds_while_callers_are_cancelled(run: Run) -> None:
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert sum(isinstance(result, asyncio.CancelledError) for result in results) >= 200
         decisions = [result for result in results if isinstance(result, Decision)]
-        starts = [Start(decision.granted_at, 1) for decision in decisions]
+        starts = [Start(decision._granted_at, 1) for decision in decisions]
         assert len(starts) >= 300
         check_every_window(starts, demand("200/s", name="fast"))
 
@@ -660,5 +660,5 @@ def test_threads_and_loops_share_a_limit(server: EmbeddedServer, store: redis.Re
         theirs = [threads.submit(limiter.acquire, limit, max_wait=60) for _ in range(100)]
         decisions = asyncio.run(main()) + [each.result() for each in theirs]
     assert all(decision.allowed for decision in decisions)
-    starts = [Start(decision.granted_at, 1) for decision in decisions]
+    starts = [Start(decision._granted_at, 1) for decision in decisions]
     check_every_window(starts, demand("100/s", name="shared"))

@@ -255,7 +255,7 @@ def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: py
     broken = Broken(limiter)
     leases = LeaseKeeper(broken)
     decision = limiter.acquire(short)
-    leases.begin(decision.id, decision.demands, decision.granted_at)
+    leases.begin(decision.id, decision._demands, decision._granted_at)
     until(lambda: leases._wake.set() or not broken.faults, 10, "the faults")  # type: ignore[union-attr]
     assert threads() == ["celery_ratelimit-leases"]
     leases.end(decision.id)

@@ -154,7 +154,7 @@ def test_a_blocking_call_that_could_not_be_served_in_time_is_refused_at_once(lim
     began = time.monotonic()
     refused = limiter.acquire(limit, max_wait=50.0)
     assert time.monotonic() - began < 40.0, "it has not waited"
-    assert (refused.allowed, refused.binding) == (False, "api")
+    assert (refused.allowed, refused.limited_by) == (False, "api")
     assert refused.retry_after > 50
 
 
@@ -169,7 +169,7 @@ def test_a_blocking_call_that_waits_for_a_slot_far_ahead_gets_it(limiter: Limite
     first = limiter.acquire(limit)
     second = limiter.acquire(limit, max_wait=50.0)
     assert second.allowed
-    assert second.granted_at - first.granted_at >= 1_200_000
+    assert second._granted_at - first._granted_at >= 1_200_000
     assert not store.exists("ratelimit:v1:{api}::slots")
 
 

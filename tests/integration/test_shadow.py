@@ -46,7 +46,7 @@ def test_nobody_waits_and_it_is_told_what_would_have_been(server: EmbeddedServer
     with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         for _ in range(5):
             decision = limiter.acquire("tried")
-            assert (decision.allowed, decision.retry_after, decision.demands) == (True, 0.0, ())
+            assert (decision.allowed, decision.retry_after, decision._demands) == (True, 0.0, ())
             assert limiter.peek("tried").allowed
             assert limiter.available("tried") == 1
             with limiter.permit("tried", max_wait=0.01):
@@ -65,7 +65,7 @@ def test_others_decide_without_it(server: EmbeddedServer, store: redis.Redis) ->
     with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         said = [limiter.acquire(["real", "tried"]) for _ in range(8)]
         assert [each.allowed for each in said] == [True] * 5 + [False] * 3
-        assert {each.binding for each in said[5:]} == {"real"}
+        assert {each.limited_by for each in said[5:]} == {"real"}
         assert [state.name for state in said[0].states] == ["real"]
         assert reckoned(limiter, "tried", 5).requests == 5, "what the others refuse has not come"
 

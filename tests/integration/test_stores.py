@@ -172,7 +172,7 @@ def test_the_documented_rights_are_enough_for_everything(user: str) -> None:
     held = [limiter.acquire(places) for _ in range(3)]
     assert limiter.renew(held[0])
     assert limiter.release(held[0])
-    assert not last.binding or last.binding == "warm"
+    assert not last.limited_by or last.limited_by == "warm"
 
 
 @pytest.mark.parametrize("missing", ["-zadd", "-evalsha", "-set", "-lset", "resetkeys"])
@@ -517,12 +517,12 @@ def test_law_6_all_or_nothing_over_three_tags(on_cluster: Limiter, closed: str) 
     on_cluster.acquire(blocked, cost=5)
     decision = on_cluster.acquire(limits, cost=2)
     assert not decision.allowed
-    assert decision.binding == closed
+    assert decision.limited_by == closed
     assert decision.retry_after == pytest.approx(120, abs=1)
     assert [state.remaining for state in decision.states] == [0 if limit is blocked else 5 for limit in limits]
     assert remaining(on_cluster, limits) == [0 if limit is blocked else 5 for limit in limits]
     peeked = on_cluster.peek(limits, cost=2)
-    assert (peeked.allowed, peeked.binding) == (False, closed)
+    assert (peeked.allowed, peeked.limited_by) == (False, closed)
 
 
 def test_the_joint_wait_is_the_longest(on_cluster: Limiter) -> None:
@@ -531,7 +531,7 @@ def test_the_joint_wait_is_the_longest(on_cluster: Limiter) -> None:
     for limit in limits:
         on_cluster.acquire(limit)
     decision = on_cluster.acquire(limits)
-    assert (decision.allowed, decision.binding) == (False, "c")
+    assert (decision.allowed, decision.limited_by) == (False, "c")
     assert decision.retry_after == pytest.approx(3600, abs=2)
 
 
@@ -598,7 +598,7 @@ def test_places_over_three_tags(on_cluster: Limiter) -> None:
     assert two.allowed
     refused = on_cluster.acquire(places)
     assert not refused.allowed
-    assert refused.binding in ("a", "b")
+    assert refused.limited_by in ("a", "b")
     assert [state.remaining for state in refused.states] == [0, 0, 1], "the place that was taken is given back"
     assert on_cluster.renew(one)
     assert on_cluster.release(one)
@@ -612,7 +612,7 @@ def test_a_slot_is_kept_where_it_binds_and_forgotten(on_cluster: Limiter) -> Non
     )
     on_cluster.asker.ask(demands)
     refused = on_cluster.asker.ask(demands, id="one", claim=1e9)
-    assert refused.binding == "b"
+    assert refused.limited_by == "b"
     keys = [f"ratelimit:v1:{{{name}}}::slots" for name in ("a", "b", "c")]
     assert [on_cluster.client.exists(key) for key in keys] == [0, 1, 0]
     on_cluster.asker.forget(demands, id="one")
@@ -634,7 +634,7 @@ def test_law_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) -
             if decision.allowed:
                 with lock:
                     for limit in mine:
-                        granted[limit.name or ""].append(decision.granted_at / 1e6)
+                        granted[limit.name or ""].append(decision._granted_at / 1e6)
 
     with ThreadPoolExecutor(6) as callers:
         list(callers.map(call, range(6)))
@@ -702,7 +702,7 @@ def test_an_async_limiter_on_a_cluster_decides_alike(cluster_store: Cluster) -> 
             assert (await limiter.acquire(TOGETHER)).allowed
             await limiter.acquire(limits[1], cost=4)
             refused = await limiter.acquire(limits)
-            assert (refused.allowed, refused.binding) == (False, "b")
+            assert (refused.allowed, refused.limited_by) == (False, "b")
             assert [state.remaining for state in refused.states] == [4, 0, 4]
             places = [Concurrency(2, name=name) for name in ("a", "b", "c")]
             held = await limiter.acquire(places)

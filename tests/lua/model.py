@@ -51,16 +51,16 @@ class Answer(NamedTuple):
 
     allowed: bool
     wait: int
-    binding: str | None
+    limited_by: str | None
     states: tuple[tuple[int, int], ...]
     granted_at: int
-    full: bool = False
+    queue_full: bool = False
 
     @classmethod
     def of(cls, decision: Decision) -> Answer:
         states = tuple((state.remaining, us(state.reset_after)) for state in decision.states)
         wait = us(decision.retry_after)
-        return cls(decision.allowed, wait, decision.binding, states, decision.granted_at, decision.full)
+        return cls(decision.allowed, wait, decision.limited_by, states, decision._granted_at, decision.queue_full)
 
 
 def lawful(now: int, taken: Taken, rates: Rates) -> Fraction:

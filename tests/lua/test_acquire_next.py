@@ -39,7 +39,7 @@ class NextWorld(MixedWorld):
         model = []
         for each in ids:
             model.append(self.model.acquire(demands, each, horizon, claim))
-            if not model[-1].allowed and (model[-1].full or model[-1].wait > claim):
+            if not model[-1].allowed and (model[-1].queue_full or model[-1].wait > claim):
                 break
         assert lua == model
         return lua[-1], model[-1]
@@ -85,7 +85,7 @@ def test_a_clock_that_steps_back(world: NextWorld, trace: list[Act], others: lis
 def test_permits_are_taken_ahead_each_for_its_time(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     said = frozen.asker.ask_next([demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=1.0)
     assert [decision.allowed for decision in said] == [True] * 5 + [False] * 15
-    assert [decision.granted_at - said[0].granted_at for decision in said[:5]] == [10_000 * n for n in range(5)]
+    assert [decision._granted_at - said[0]._granted_at for decision in said[:5]] == [10_000 * n for n in range(5)]
     assert [decision.id for decision in said] == [f"id-{n}" for n in range(20)]
     assert [decision.retry_after for decision in said[5:]] == [(5 + n) / 100 for n in range(15)], "a slot for each"
     assert store.zcard("ratelimit:v1:{api}::slots") == 15

@@ -250,7 +250,7 @@ def test_a_bucket_gives_back_only_what_it_has_lent(frozen: Limiter, clock: Clock
         frozen.reset(wanted)
     clock.advance(0.5)
     assert granted(frozen, wanted) == wanted.size
-    assert frozen.asker.settle([LimitRequest(wanted, "api", "", wanted.size)], [0], id=a.id, granted_at=a.granted_at)
+    assert frozen.asker.settle([LimitRequest(wanted, "api", "", wanted.size)], [0], id=a.id, granted_at=a._granted_at)
     assert granted(frozen, wanted) == 0
 
 
@@ -426,7 +426,7 @@ def test_by_the_servers_clock_no_key_expires_before_its_bucket_is_full(
             seconds * 1000 + micros // 1000 + left
         ) * 1000  # at the earliest: the key was looked at later than the clock
         if decision.allowed:
-            assert expires >= decision.granted_at + us(decision.reset_after)
+            assert expires >= decision._granted_at + us(decision.reset_after)
 
 
 @pytest.mark.parametrize("before", KINDS)

@@ -226,7 +226,7 @@ def test_law_7_whoever_waits_as_told_gets_in_where_nobody_waits_ahead(
         play.do(Act(act.verb, act.after, act.demands, act.id, max(0, act.horizon), -1, act.which, act.share))
     wanted = trace[-1].demands
     told = world.acquire(wanted)[0]
-    if told.allowed or told.full:
+    if told.allowed or told.queue_full:
         return
     assert told.wait > 0
     # It asks again just before, and is refused: that changes nothing.
@@ -251,7 +251,7 @@ def test_law_7_everyone_in_line_gets_in_at_its_slot(world: Asked, kind: str, dat
     assert world.acquire([LimitRequest(wanted[0].limit, "api", "", wanted[0].limit.most)])[0].allowed
     answers = {str(i): world.acquire(wanted, str(i), claim=10**15)[0] for i in range(data.draw(st.integers(1, 12)))}
     for id, answer in answers.items():
-        if not answer.full:
+        if not answer.queue_full:
             world.set(begin + answer.wait)
             assert world.acquire(wanted, id)[0].allowed
 

@@ -156,7 +156,7 @@ def test_table(frozen: Limiter, clock: Clock, name: str) -> None:
         got = frozen.acquire(wanted, cost=cost)
         seen = (got.allowed, got.remaining, got.retry_after, got.reset_after)
         assert seen == (allowed, remaining, retry_after, reset_after), f"row {number}, at {time}"
-        assert (got.binding, got.full) == (None if allowed else "api", False)
+        assert (got.limited_by, got.queue_full) == (None if allowed else "api", False)
 
 
 # -- Printed runs of others --------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_rolling_log_of_two_windows(frozen: Limiter, clock: Clock) -> None:
     for at, allowed, binding, wait in printed:
         clock.set(START + at * SECOND)
         got = frozen.acquire(both)
-        assert (got.allowed, got.binding, got.retry_after) == (allowed, binding, wait), at
+        assert (got.allowed, got.limited_by, got.retry_after) == (allowed, binding, wait), at
     assert [state.remaining for state in got.states] == [0, 4]
 
 
@@ -317,7 +317,7 @@ def queue(capacity: int | None) -> list[LimitRequest]:
 
 def ask(frozen: Limiter, demands: list[LimitRequest], id: str = "", horizon: float = 0.0) -> tuple[bool, float, bool]:
     decision: Decision = frozen.asker.ask(demands, id=id, claim=1e6, horizon=horizon)
-    return decision.allowed, decision.retry_after, decision.full
+    return decision.allowed, decision.retry_after, decision.queue_full
 
 
 def test_a_full_queue_refuses_at_once_and_says_when_there_will_be_room(frozen: Limiter, clock: Clock) -> None:
@@ -400,7 +400,7 @@ def test_a_reservation_is_found_again_and_given_back_once(frozen: Limiter, clock
     first = frozen.reserve(wanted, id="r", horizon=10.0)
     assert first.allowed
     assert first.retry_after >= 1.0
-    assert first.granted_at == clock.us + us(first.retry_after)
+    assert first._granted_at == clock.us + us(first.retry_after)
     assert first.id == "r"
     assert frozen.reserve(wanted, id="r", horizon=10.0) == first, "the same again"
     clock.advance(0.25)
@@ -410,10 +410,10 @@ def test_a_reservation_is_found_again_and_given_back_once(frozen: Limiter, clock
     assert frozen.cancel(wanted, id="r")
     assert frozen.peek(wanted).retry_after < before.retry_after
     taken = frozen.reserve(wanted, id="s", horizon=10.0)
-    assert 0 <= taken.granted_at - first.granted_at <= 1, "now it is another's, but for rounding"
+    assert 0 <= taken._granted_at - first._granted_at <= 1, "now it is another's, but for rounding"
     assert not frozen.cancel(wanted, id="r"), "given back once"
     again = frozen.reserve(wanted, id="r", horizon=10.0)
-    assert again.granted_at > first.granted_at
+    assert again._granted_at > first._granted_at
     assert frozen.cancel(wanted, id="r"), "a new one of that name"
 
 
@@ -422,11 +422,11 @@ def test_a_call_is_settled_once_either_way(frozen: Limiter, clock: Clock, name: 
     wanted = [LimitRequest(EVERY[name], "api")]
     decision = frozen.acquire(EVERY[name])
     assert frozen.peek(EVERY[name]).retry_after >= 1.0
-    assert frozen.asker.settle(wanted, [0], id=decision.id, granted_at=decision.granted_at)
+    assert frozen.asker.settle(wanted, [0], id=decision.id, granted_at=decision._granted_at)
     waits = us(frozen.peek(EVERY[name]).retry_after)
     assert waits <= 1, "what the first permit cost more than others, under warm-up, is not given back"
     for actual in (0, 5):
-        assert not frozen.asker.settle(wanted, [actual], id=decision.id, granted_at=decision.granted_at)
+        assert not frozen.asker.settle(wanted, [actual], id=decision.id, granted_at=decision._granted_at)
         assert us(frozen.peek(EVERY[name]).retry_after) == waits, "whatever is said later does not count"
 
 
@@ -500,7 +500,7 @@ def test_what_others_took_behind_it_cannot_be_given_back(frozen: Limiter, clock:
         assert b.retry_after >= 1.0
         frozen.settle(a, 0)
         third = frozen.reserve(wanted, id="c", horizon=10.0)
-        assert third.granted_at - b.granted_at >= SECOND
+        assert third._granted_at - b._granted_at >= SECOND
         frozen.cancel(wanted, id="b")
         frozen.cancel(wanted, id="c")
 
@@ -672,7 +672,7 @@ def test_a_refusal_takes_nothing_and_does_not_lengthen_the_wait(
     for part in range(10):
         clock.set(START + wait * part // 10)
         refused = frozen.acquire([open_, wanted])
-        assert (refused.allowed, refused.binding, us(refused.retry_after)) == (NO, "api", wait - wait * part // 10)
+        assert (refused.allowed, refused.limited_by, us(refused.retry_after)) == (NO, "api", wait - wait * part // 10)
     assert {key: store.dump(key) for key in store.scan_iter("ratelimit:*")} == before
     clock.set(START + wait)
     assert frozen.acquire([open_, wanted]).states[0].remaining == 4

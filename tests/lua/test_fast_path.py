@@ -126,7 +126,7 @@ class Both:
         if act.verb == "acquire":
             return asker.ask(act.demands, id=act.id, horizon=act.horizon, claim=act.claim)
         if act.verb == "release":
-            at = granted.granted_at if granted else self.now
+            at = granted._granted_at if granted else self.now
             return asker.release([Ended(act.id, places, at)])
         if act.verb == "renew":
             return asker.renew([(demand, act.id) for demand in places])

@@ -192,7 +192,7 @@ def test_slot_only_reserves_and_never_grants(line: Line) -> None:
 
 def test_slot_only_needs_no_slot_where_a_permit_can_be_had(line: Line, store: redis.Redis) -> None:
     refused = line.ask("a", at=5.0, horizon=SLOT_ONLY)
-    assert (refused.allowed, refused.retry_after, refused.binding) == (False, 0.0, None)
+    assert (refused.allowed, refused.retry_after, refused.limited_by) == (False, 0.0, None)
     assert not store.exists(SLOTS)
     assert line.asks("", at=5.0) == (True, 0.0)
     assert line.asks("a", at=5.0, horizon=SLOT_ONLY) == (False, 1.0)

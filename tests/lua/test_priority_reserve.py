@@ -140,7 +140,7 @@ class Calls:
     def ask(self, priority: int, cost: int = 1, id: str = "", claim: float = 0.0) -> tuple[bool, int]:
         decision = self.limiter.asker.ask(of(priority, cost, self.limit), id=id, claim=claim)
         if decision.allowed:
-            self.granted.append((decision.granted_at, cost))
+            self.granted.append((decision._granted_at, cost))
         return decision.allowed, us(decision.retry_after)
 
     def assert_law_1(self) -> None:

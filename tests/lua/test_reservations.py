@@ -76,7 +76,7 @@ def test_ids_do_not_collide_with_what_is_noted_of_others(frozen: Limiter) -> Non
     limit = Limit("1/s", burst=100, name="api")
     ids = ["x", "settled x", "\0sx", "\0cx", "\0\0\0sx", "\0\0sx"]
     for n, id in enumerate(ids):
-        assert frozen.reserve(limit, id=id, cost=2, horizon=0.0).granted_at == START, id
+        assert frozen.reserve(limit, id=id, cost=2, horizon=0.0)._granted_at == START, id
         assert frozen.available(limit) == 98 - 2 * n, "each is another reservation"
     for n, id in enumerate(ids):
         assert frozen.cancel(limit, id=id), id

@@ -235,7 +235,7 @@ def test_the_scripts_run_on_fakeredis_too() -> None:
     wanted = [demand("3/s", burst=2)]
     assert [limiter.asker.ask(wanted).remaining for _ in range(2)] == [1, 0]
     assert [limiter.asker.ask(wanted, id=id, claim=10).retry_after for id in "aba"] == [0.333334, 0.666667, 0.333334]
-    assert limiter.peek(wanted[0].limit).binding == "api"
+    assert limiter.peek(wanted[0].limit).limited_by == "api"
     store.set("test:clock", 1_767_225_600_333_334)
     assert limiter.asker.ask(wanted).allowed is False
     assert limiter.asker.ask(wanted, id="a").allowed is True

@@ -32,7 +32,7 @@ def test_all_or_none_and_binding_names_who_said_no(frozen: Limiter, clock: Clock
     for number, (at, asked, allowed, wait, binding, left) in enumerate(rows):
         clock.set(START + at)
         got = frozen.asker.ask(asked)
-        seen = (*answer(got), got.binding, tuple(state.remaining for state in got.states))
+        seen = (*answer(got), got.limited_by, tuple(state.remaining for state in got.states))
         assert seen == (allowed, wait, binding, left), f"row {number}"
         assert [state.name for state in got.states] == [each.name for each in asked]
 
@@ -41,7 +41,7 @@ def test_the_limit_with_the_longest_wait_binds(frozen: Limiter) -> None:
     limits = [demand("10/s", name="short"), demand("1/m", name="long"), demand("1/s", name="middle")]
     assert frozen.asker.ask(limits).allowed
     refused = frozen.asker.ask(limits)
-    assert (refused.binding, refused.retry_after, refused.reset_after) == ("long", 60.0, 60.0)
+    assert (refused.limited_by, refused.retry_after, refused.reset_after) == ("long", 60.0, 60.0)
 
 
 def test_a_refusal_leaves_no_trace_in_any_limit(frozen: Limiter, store: redis.Redis) -> None:
@@ -79,14 +79,14 @@ def test_each_key_of_a_limit_has_a_bucket_of_its_own(frozen: Limiter) -> None:
     assert frozen.asker.ask([ann]).allowed
     assert frozen.asker.ask([ben]).allowed
     refused = frozen.asker.ask([ann])
-    assert (refused.binding, refused.states[0].key) == ("api", "ann")
+    assert (refused.limited_by, refused.states[0].key) == ("api", "ann")
 
 
 def test_costs_may_differ_by_limit(frozen: Limiter) -> None:
     calls, tokens = demand("10/s", burst=2, name="calls"), demand("100/s", burst=100, cost=70, name="tokens")
     assert [state.remaining for state in frozen.asker.ask([calls, tokens]).states] == [1, 30]
     refused = frozen.asker.ask([calls, tokens])
-    assert (refused.binding, refused.retry_after) == ("tokens", 0.4)
+    assert (refused.limited_by, refused.retry_after) == ("tokens", 0.4)
     assert [state.remaining for state in refused.states] == [1, 30]
 
 

@@ -164,7 +164,7 @@ def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
                 else:
                     decision = getattr(frozen, verb)(asked)
                 states = [state[:5] for state in decision.states if state.name != "tried"]
-                answers.append((verb, decision.allowed, decision.retry_after, decision.binding, states))
+                answers.append((verb, decision.allowed, decision.retry_after, decision.limited_by, states))
             said.append(answers)
         assert said[0] == said[1]
 

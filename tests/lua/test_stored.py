@@ -146,14 +146,14 @@ def test_a_text_changes_the_rate_and_keeps_the_options_of_the_quota(limiter: Sam
     in_force = replace(API, rate="40/s", name="api")
     assert limiter.config("api").stored == limiter.config("api").in_force == in_force
     state = limiter.peek("api").states[0]
-    assert (state.limit, state.interval) == (4, 0.05), "burst and headroom"
+    assert (state.capacity, state.interval) == (4, 0.05), "burst and headroom"
     assert limiter.acquire("api", cost=6).allowed, "and debt"
 
 
 def test_a_text_for_a_limit_that_is_not_known_here_is_a_plain_rate(make: Make) -> None:
     assert make({}).set_rate("api", "40/s", force=True)
     assert make({}).config("api").in_force == Limit("40/s", name="api")
-    assert make().peek("api").states[0].limit == 1
+    assert make().peek("api").states[0].capacity == 1
 
 
 def test_the_limit_itself_may_be_named(limiter: Same) -> None:
@@ -167,7 +167,7 @@ def test_a_stored_limit_may_be_of_any_algorithm(make: Make, method: str) -> None
     assert make().set_rate("api", stored)
     assert make().config("api").in_force == replace(stored, name="api")
     state = make().peek("api").states[0]
-    assert (state.limit, state.remaining) == (stored.size, stored.size)
+    assert (state.capacity, state.remaining) == (stored.size, stored.size)
     assert granted(make()) == (1 if method == "warm_up" else stored.size)
 
 
@@ -176,7 +176,7 @@ def test_places(make: Make) -> None:
     held = [one.acquire("places") for _ in range(2)]
     assert not one.acquire("places").allowed
     assert other.set_rate("places", Concurrency(3))
-    assert (granted(one, "places"), one.peek("places").limit) == (1, 3)
+    assert (granted(one, "places"), one.peek("places").capacity) == (1, 3)
     assert other.set_rate("places", Concurrency(1))
     assert one.release(held[0])
     assert not one.acquire("places").allowed, "two are held, and one may be"
@@ -352,7 +352,7 @@ def test_config_says_who_it_was(limiter: Same) -> None:
 def test_what_is_stored_for_a_key_goes_before_what_is_stored_for_all(limiter: Same, clock: Clock) -> None:
     assert limiter.set_rate("tenants", Limit("1/s", burst=2), by="all")
     assert limiter.set_rate("tenants", Limit("1/s", algorithm="sliding_log"), key="a", by="one")
-    assert [limiter.peek("tenants", key=key).limit for key in "ab"] == [1, 2]
+    assert [limiter.peek("tenants", key=key).capacity for key in "ab"] == [1, 2]
     assert [granted(limiter, "tenants", key=key) for key in "ab"] == [1, 2]
     assert [limiter.config("tenants", key=key).by for key in "ab"] == ["one", "all"]
     own = limiter.config("tenants", key="a")
@@ -370,7 +370,7 @@ def test_what_is_stored_for_a_key_goes_before_what_is_stored_for_all(limiter: Sa
 
 def test_a_decision_shows_what_is_in_force_for_each_of_its_limits(limiter: Same) -> None:
     code = limiter.peek(["api", "other", "places"])
-    assert [(state.limit, state.interval, state.version) for state in code.states] == [
+    assert [(state.capacity, state.interval, state.version) for state in code.states] == [
         (4, 0.2, 0),
         (9, 0.1, 0),
         (2, 0.0, 0),
@@ -380,7 +380,7 @@ def test_a_decision_shows_what_is_in_force_for_each_of_its_limits(limiter: Same)
     shown = [(4, 0.2, 0), (7, 0.25, 5), (8, 0.0, 6)]
     for ask in (limiter.peek, limiter.acquire):
         states = ask(["api", "other", "places"]).states
-        assert [(state.limit, state.interval, state.version) for state in states] == shown
+        assert [(state.capacity, state.interval, state.version) for state in states] == shown
     limiter.set_rate("other", Limit("4/s", algorithm="fixed_window"))
     assert limiter.peek(["other"]).states[0][2::3] == (4, 0.0), "a window's permits do not come back one by one"
 
@@ -410,7 +410,8 @@ def test_a_paused_limit_lets_nothing_through_until_its_time(make: Make, clock: C
     assert limiter.pause("api", 3) == 3.0
     for _ in range(2):
         for refused in (limiter.acquire("api"), limiter.peek("api")):
-            assert (refused.allowed, refused.retry_after, refused.binding, refused.full) == (False, 3.0, "api", False)
+            assert (refused.allowed, refused.retry_after, refused.limited_by) == (False, 3.0, "api")
+            assert not refused.queue_full
     clock.advance(2.999999)
     assert limiter.acquire("api").retry_after == 0.000001
     clock.advance(0.000001)
@@ -476,10 +477,11 @@ def test_a_pause_fills_no_queue(make: Make, clock: Clock, capacity: int) -> None
     limiter = make({"api": Limit("10/s", algorithm="leaky_bucket", capacity=capacity)})
     limiter.pause("api", 30)
     asked = [limiter.acquire("api") for _ in range(5)]
-    assert [(each.full, each.retry_after) for each in asked] == [(False, 30.0)] * 5
-    demands = asked[0].demands
+    assert [(each.queue_full, each.retry_after) for each in asked] == [(False, 30.0)] * 5
+    demands = asked[0]._demands
     slots = [limiter.ask(demands, id=f"r{n}", claim=100) for n in range(capacity + 2)]
-    assert [each.full for each in slots] == [False] * (capacity + 1) + [True], "the queue behind it has its own size"
+    assert not any(each.queue_full for each in slots[:-1])
+    assert slots[-1].queue_full, "the queue behind it has its own size"
     assert [each.retry_after for each in slots[: capacity + 1]] == [30 + n / 10 for n in range(capacity + 1)]
 
 
@@ -493,11 +495,11 @@ def test_a_pause_keeps_the_tokens_that_come_back_meanwhile(limiter: Same, clock:
 def test_a_reservation_during_a_pause_is_for_its_end(limiter: Same, clock: Clock) -> None:
     limiter.pause("other", 2)
     refused = limiter.reserve("other", id="r", horizon=1.5)
-    assert (refused.allowed, refused.retry_after, refused.binding) == (False, 2.0, "other")
+    assert (refused.allowed, refused.retry_after, refused.limited_by) == (False, 2.0, "other")
     ahead = limiter.reserve("other", id="r", horizon=2)
     assert (ahead.allowed, ahead.retry_after) == (True, 2.0)
-    assert ahead.granted_at == clock.us + 2_000_000
-    assert limiter.reserve("other", id="r", horizon=2).granted_at == ahead.granted_at
+    assert ahead._granted_at == clock.us + 2_000_000
+    assert limiter.reserve("other", id="r", horizon=2)._granted_at == ahead._granted_at
     clock.advance(2)
     assert granted(limiter, "other") == 8
 
@@ -515,7 +517,7 @@ def test_a_paused_limit_is_the_one_that_says_no_among_several(limiter: Same, sto
     limiter.pause("tenants", 7, key="a")
     before = {key: store.get(key) for key in store.scan_iter("ratelimit:*:state")}
     refused = limiter.acquire(["other", "tenants", "api"], key="a")
-    assert (refused.allowed, refused.binding, refused.retry_after) == (False, "tenants", 7.0)
+    assert (refused.allowed, refused.limited_by, refused.retry_after) == (False, "tenants", 7.0)
     assert {key: store.get(key) for key in store.scan_iter("ratelimit:*:state")} == before, "nothing is taken of any"
     clock.advance(7)
     assert limiter.acquire(["other", "tenants", "api"], key="a").allowed

@@ -204,8 +204,8 @@ def test_table(frozen: Limiter, clock: Clock, name: str) -> None:
         got = frozen.asker.ask([demand(rate, burst=burst, cost=cost)])
         seen = (got.allowed, got.remaining, got.retry_after)
         assert seen == (allowed, remaining, retry_after), f"row {number}, at {time}"
-        assert got.limit == burst
-        assert got.binding == (None if allowed else "api")
+        assert got.capacity == burst
+        assert got.limited_by == (None if allowed else "api")
 
 
 RATES = ("1/d", "7/m", "0.5/s", "3/s", "7/10s", "100/s", "999/s", "70000/s", "99999/s", "100000/s")

@@ -128,7 +128,7 @@ def test_a_blocking_call_whose_slot_has_moved_too_far_gives_it_back() -> None:
 
 
 def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() -> None:
-    for refused in (answer(False, 61.0), replace(answer(False, 0.5), full=True)):
+    for refused in (answer(False, 61.0), replace(answer(False, 0.5), queue_full=True)):
         limiter = Scripted(refused)
         assert limiter.acquire("stripe", max_wait=60) == refused
         assert len(limiter.asked) == 1
