@@ -72,7 +72,7 @@ def _of_app(kind: type[LimiterBase], app: Any) -> Any:
     return limiter_of(app) if issubclass(kind, Limiter) else async_limiter_of(app)
 
 
-LimiterBase.of_app = _of_app
+LimiterBase._of_app = _of_app
 
 
 def _be_there_for_workers() -> None:

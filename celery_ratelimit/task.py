@@ -176,13 +176,13 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     except StoreUnavailable as error:  # a cluster's client connects at once
         _without_store(task, error)
         return
-    demands, shadow = limiter.asker.shadows.split(every)
+    demands, shadow = limiter._asker.shadows.split(every)
     wait, granted_at = 0.0, 0
     if demands:
         policy, now = plan.policy, time.monotonic()
         lease_id = run if leased(demands) else ""
         try:
-            decision = limiter.asker.ask(
+            decision = limiter._asker.ask(
                 demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=lease_id
             )
         except STORE_TROUBLES as error:
@@ -201,7 +201,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             _count(task, queue, "acquired", demands, demands[0].name)
             wait, granted_at = decision.retry_after, decision._granted_at
     if shadow:
-        limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
+        limiter._pass_by(shadow, (f"t{task.name}", f"q{queue}"))
     permit = {"worker": request.hostname, **permit_of(queue, run, granted_at, shadow)}
     request.delivery_info = {**delivery, PERMIT: permit}
     time.sleep(wait)
@@ -259,7 +259,7 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
 def _count(task: Any, queue: str, outcome: str, demands: Sequence[LimitRequest], limit: str | None = None) -> None:
     """Count a task's outcome, as a gate does. Whether the task was throttled before is not known here."""
     limiter = limiter_of(task.app)
-    if limiter._counting is not None and limiter.asker.pretended_wait is None:
+    if limiter._counting is not None and limiter._asker.pretended_wait is None:
         seen = Observation(outcome, task.name, task.request.id, queue, limit, asked=asked_of(demands))
         limiter._counting.counter(seen)
 
@@ -283,10 +283,10 @@ def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
     check_actual(every, list(actual.values()))
     beside = permit.get("shadow", ())
     demands, shadow = [[each for each in every if (each.name in beside) == is_beside] for is_beside in (False, True)]
-    is_first = bool(shadow) and limiter.asker.shadows.is_first(("settled", permit["id"]))
+    is_first = bool(shadow) and limiter._asker.shadows.is_first(("settled", permit["id"]))
     if is_first:
-        limiter.correct(shadow, [actual[each] for each in shadow])
+        limiter._correct(shadow, [actual[each] for each in shadow])
     if not demands or not permit["granted_at"]:
         return is_first
     costs = [actual[each] for each in demands]
-    return limiter.asker.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
+    return limiter._asker.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])

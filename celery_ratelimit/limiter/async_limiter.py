@@ -69,11 +69,11 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        self.asker = AsyncStoreRunner(client, prefix, replace_includes)
-        self._counting = AsyncUsageReporter(self.asker) if counts else None
-        super().__init__(quotas, prefix, self.asker.core, self.asker.clock, lowest_first)
+        self._asker = AsyncStoreRunner(client, prefix, replace_includes)
+        self._counting = AsyncUsageReporter(self._asker) if counts else None
+        super().__init__(quotas, prefix, self._asker.core, self._asker.clock, lowest_first)
         self.client = client
-        self._places = AsyncLeaseKeeper(self.asker)
+        self._places = AsyncLeaseKeeper(self._asker)
         self._owns_client = False
 
     @classmethod
@@ -105,7 +105,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
             async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=counts
         )
         limiter._owns_client = True
-        limiter.asker.wait_for_connection(connection_wait_of(url, **options))
+        limiter._asker.wait_for_connection(connection_wait_of(url, **options))
         return limiter
 
     @classmethod
@@ -114,20 +114,20 @@ class AsyncLimiter(PermitMethods, AdminMethods):
 
         Each call makes a new one, since it belongs to an event loop: ``async with AsyncLimiter.from_app(app) as …``.
         """
-        limiter: AsyncLimiter = cls.of_app(cls, app)
+        limiter: AsyncLimiter = cls._of_app(cls, app)
         return limiter
 
     async def aclose(self) -> None:
         """Write the counts to the store, finish open calls, and close the connections that :meth:`from_url` made."""
         if self._counting is not None:
             await self._counting.aclose()
-        await self.asker.aclose()
+        await self._asker.aclose()
         if self._owns_client:
             await async_close_client(self.client)
 
     async def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        await self.asker.ping()
+        await self._asker.ping()
 
     async def __aenter__(self) -> AsyncLimiter:
         return self
@@ -157,7 +157,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         Raises:
             Throttled: the slot is further away than ``max_wait``, or the queue is full. A block cannot be skipped.
         """
-        return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return self._permit(self._reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
         self,
@@ -182,11 +182,11 @@ class AsyncLimiter(PermitMethods, AdminMethods):
                     f"{function!r} is no coroutine function: use Limiter.limited for a plain one, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self.reader.kept_by(limits, key), cost)
+            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with self._permit(self.reader.of_priority(demands(args, kwargs), priority), max_wait):
+                async with self._permit(self._reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return await function(*args, **kwargs)
 
             return limited
@@ -205,4 +205,4 @@ class AsyncLimiter(PermitMethods, AdminMethods):
             yield decision
 
     async def _await(self, operation: Operation[R], /) -> R:
-        return await self.asker.drive(operation)
+        return await self._asker.drive(operation)

@@ -63,7 +63,6 @@ class Limiter(SyncAcquire, AdminMethods):
     Attributes:
         quotas: limits by name; more may be added.
         client: as given.
-        asker: runs operations whose requests are resolved already, as workers do.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class Limiter(SyncAcquire, AdminMethods):
         counts: bool = True,
     ) -> None:
         super().__init__(quotas, StoreRunner(client, prefix, replace_includes), lowest_first)
-        self._counting = UsageReporter(self.asker) if counts else None
+        self._counting = UsageReporter(self._asker) if counts else None
         self.client = client
-        self._places = LeaseKeeper(self.asker)
+        self._places = LeaseKeeper(self._asker)
         self._owns_client = False
 
     @classmethod
@@ -121,7 +120,7 @@ class Limiter(SyncAcquire, AdminMethods):
         Raises:
             ConfigurationError: a setting is invalid.
         """
-        limiter: Limiter = cls.of_app(cls, app)
+        limiter: Limiter = cls._of_app(cls, app)
         return limiter
 
     def close(self) -> None:
@@ -133,13 +132,13 @@ class Limiter(SyncAcquire, AdminMethods):
         self._places.close()
         if self._counting is not None:
             self._counting.close()
-        self.asker.close()
+        self._asker.close()
         if self._owns_client:
             close_client(self.client)
 
     def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        self.asker.ping()
+        self._asker.ping()
 
     def check_store(self) -> list[str]:
         """Check that the store can hold limits, and that the store user has the permissions it needs.
@@ -151,7 +150,7 @@ class Limiter(SyncAcquire, AdminMethods):
             ConfigurationError: the store is too old, a read-only replica, or refuses a command; says what to do.
             StoreUnavailable: the store did not answer.
         """
-        return self.asker.check_store()
+        return self._asker.check_store()
 
     def __enter__(self) -> Limiter:
         return self
@@ -187,7 +186,7 @@ class Limiter(SyncAcquire, AdminMethods):
             Throttled: the slot is further away than ``max_wait``, or the queue is full (a leaky bucket's
                 ``capacity``). A ``with`` block cannot be skipped; :meth:`acquire` returns a refusal instead.
         """
-        return _Permit(self, self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return _Permit(self, self._reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
         self,
@@ -223,11 +222,11 @@ class Limiter(SyncAcquire, AdminMethods):
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self.reader.kept_by(limits, key), cost)
+            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                with _Permit(self, self.reader.of_priority(demands(args, kwargs), priority), max_wait):
+                with _Permit(self, self._reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return function(*args, **kwargs)
 
             return limited

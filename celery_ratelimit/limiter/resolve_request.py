@@ -17,7 +17,7 @@ from ..names import listed, near
 from ..store.keys import short
 from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
 
-__all__ = ["RequestResolver"]
+__all__ = ["RequestResolver", "several"]
 
 
 class RequestResolver:
@@ -85,24 +85,21 @@ class RequestResolver:
     ) -> tuple[LimitRequest, ...]:
         """The limit requests of a call, where its priority does not matter."""
         if args is not None:
-            return self._read_arguments(self.several(limits), key, cost, args)
+            return self._read_arguments(self.resolved(limits), key, cost, args)
         if isinstance(key, str):
             key = short(key)
         if isinstance(limits, str):
             read: AnyLimit | tuple[AnyLimit, ...] = self.quota(limits)
         else:
-            read = limits if isinstance(limits, AnyLimit) else self.several(limits)
+            read = limits if isinstance(limits, AnyLimit) else self.resolved(limits)
         try:
             return self._known(read, key, cost)
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
             return self._read_limits(read, key, cost)
 
-    def several(self, limits: Limits) -> tuple[AnyLimit, ...]:
+    def resolved(self, limits: Limits) -> tuple[AnyLimit, ...]:
         """The limits as a tuple, with names resolved."""
-        several = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
-        if not isinstance(several, Iterable):
-            raise _no_limit(several)
-        return tuple([self.quota(each) if isinstance(each, str) else each for each in several])
+        return tuple([self.quota(each) if isinstance(each, str) else each for each in several(limits)])
 
     def kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
         """The limits with ``key``, a template or a callable, in place of their own keys.
@@ -110,23 +107,22 @@ class RequestResolver:
         Limits without keys stay single buckets. If no limit has a key, ``key`` applies to the :class:`Limit` objects,
         and not to quotas, which other callers share.
         """
-        several = self.several(limits)
+        resolved = self.resolved(limits)
         if key is None:
-            return several
-        written = [limits] if isinstance(limits, (str, AnyLimit)) else list(limits)
-        chosen = [limit.key is not None for limit in several]
+            return resolved
+        chosen = [limit.key is not None for limit in resolved]
         if not any(chosen):
-            chosen = [not isinstance(each, str) for each in written]
-        if several and not any(chosen):
-            raise _not_kept_by_key(several, key)
-        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
+            chosen = [not isinstance(each, str) for each in several(limits)]
+        if resolved and not any(chosen):
+            raise _not_kept_by_key(resolved, key)
+        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(resolved, chosen, strict=True)])
 
     @staticmethod
     def _read_limits(
         limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None
     ) -> tuple[LimitRequest, ...]:
-        several = _some(limits if isinstance(limits, tuple) else (limits,), key)
-        return each_bucket_once([_demand(limit, key, cost) for limit in several])
+        chosen = _some(limits if isinstance(limits, tuple) else (limits,), key)
+        return each_bucket_once([_demand(limit, key, cost) for limit in chosen])
 
     def _read_arguments(
         self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
@@ -216,13 +212,22 @@ class RequestResolver:
             return self.plain(limits, key, 1, args)
         known: list[AnyLimit] = []
         unknown: list[LimitRequest] = []
-        for each in [limits] if isinstance(limits, (str, AnyLimit)) else limits:
+        for each in several(limits):
             name, code = self.code(each, key, force=True)
             if code is None or (key is not None and code.key is None):
                 unknown += [LimitRequest(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
         return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
+
+
+def several(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[str | AnyLimit, ...]:
+    """One limit or several, each a name or a limit, as a tuple."""
+    if isinstance(limits, (str, AnyLimit)):
+        return (limits,)
+    if not isinstance(limits, Iterable):
+        raise _no_limit(limits)
+    return tuple(limits)
 
 
 def _no_limit(value: Any) -> ConfigurationError:

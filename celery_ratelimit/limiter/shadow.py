@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..counts.arrivals import Arrival, Arrivals
-from ..counts.would import Would, read_would
+from ..counts.shadow_report import ShadowReport, read_shadow_report
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision, LimitState
@@ -24,7 +24,7 @@ from .stored_settings import StoredShadow, read_shadow
 if TYPE_CHECKING:
     from .script_operations import Operations
 
-__all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
+__all__ = ["Shadows", "ask_shadow_reports", "ask_shadows", "asked_of", "passed", "tell_arrivals"]
 
 #: Limits and requests that one script call reports, and requests that it simulates: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 500
@@ -150,27 +150,27 @@ def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
     for several in _together(core, [*told, *earlier]):
         question = _reckoning(core, several, shadows.limits, arrivals, nonces, looks=False)
         (reply,) = yield from run_all([question])
-        for name, (_, would) in _read_reckoned(core, several, reply).items():
-            if not would.pending:
+        for name, (_, report) in _read_reckoned(core, several, reply).items():
+            if not report.pending:
                 rounds[name] = 0
     shadows.pending = {name: left for name, left in rounds.items() if left}
 
 
-def ask_would(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
+def ask_shadow_reports(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, ShadowReport]]:
     """What limits in shadow would have done, as far as simulated; reads their stored shadows, too.
 
     Nothing is written: reported requests are simulated for good with later reports. ``None``: the limit is not known
     here, and other processes have it simulated.
     """
     found = yield from ask_shadows(core, limits)
-    return {name: would for name, (_, would) in found.items()}
+    return {name: report for name, (_, report) in found.items()}
 
 
 def ask_shadows(
     core: Operations, limits: Mapping[str, AnyLimit | None]
-) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
-    """As :func:`ask_would`, with the stored shadow of each limit."""
-    found: dict[str, tuple[StoredShadow | None, Would]] = {}
+) -> Operation[dict[str, tuple[StoredShadow | None, ShadowReport]]]:
+    """As :func:`ask_shadow_reports`, with the stored shadow of each limit."""
+    found: dict[str, tuple[StoredShadow | None, ShadowReport]] = {}
     nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     parts = [names[at : at + most] for at in range(0, len(names), most)]
@@ -233,10 +233,10 @@ def _reckoning(
 
 def _read_reckoned(
     core: Operations, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
-) -> dict[str, tuple[StoredShadow | None, Would]]:
+) -> dict[str, tuple[StoredShadow | None, ShadowReport]]:
     us, *said = reply
     found = {
-        name: (read_shadow(each[0]), read_would(each[1], int(each[2]), int(us)))
+        name: (read_shadow(each[0]), read_shadow_report(each[1], int(each[2]), int(us)))
         for (name, _), each in zip(several, said, strict=True)
     }
     core.shadows.learn({name: None if stored is None else stored.on for name, (stored, _) in found.items()})

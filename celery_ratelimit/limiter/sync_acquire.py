@@ -59,12 +59,12 @@ class SyncAcquire(PermitMethods):
 
     def __init__(self, quotas: Mapping[str, Any] | None, asker: StoreRunner, lowest_first: bool | None) -> None:
         super().__init__(quotas, asker.prefix, asker.core, asker.clock, lowest_first)
-        self.asker = asker
+        self._asker = asker
         self._warm: dict[Any, WarmAcquire | None] = {}
         self._warm_of = lru_cache(maxsize=_MOST_WARM)(self._make_warm)
 
     def _run(self, operation: Operation[R], /) -> R:
-        return self.asker.drive(operation)
+        return self._asker.drive(operation)
 
     def acquire(
         self,
@@ -80,7 +80,7 @@ class SyncAcquire(PermitMethods):
         warm: WarmAcquire | None = None
         if max_wait == 0 and priority is None:
             if args is not None:
-                warm = self._warm_of(self.reader.plain(limits, key, cost, args))
+                warm = self._warm_of(self._reader.plain(limits, key, cost, args))
             elif cost is None or type(cost) is int:  # as keys, True and 1.0 are 1
                 asked = (tuple(limits) if type(limits) is list else limits, key, cost)
                 try:
@@ -91,7 +91,7 @@ class SyncAcquire(PermitMethods):
                     asked = None
         if warm is not None and not self._core.shadows.stored and self._core.pretended_wait is None:
             for name, quota in warm.quotas:
-                if self.reader.quotas.get(name) is not quota:
+                if self._reader.quotas.get(name) is not quota:
                     break
             else:
                 return self._acquire_warm(warm)
@@ -108,7 +108,7 @@ class SyncAcquire(PermitMethods):
         """Do what :meth:`_acquire` does, for a prepared call that does not wait."""
         counting = self._counting
         try:
-            reply = self.asker.exchange(warm.command)
+            reply = self._asker.exchange(warm.command)
         except RateLimitError as error:
             if isinstance(error.__cause__, NoScriptError):
                 return self._run(self._acquire(warm.demands, 0.0))
@@ -135,7 +135,7 @@ class SyncAcquire(PermitMethods):
             hash(asked)
         except TypeError:
             return
-        warm = self._warm_of(self.reader.plain(limits, key, cost, None))
+        warm = self._warm_of(self._reader.plain(limits, key, cost, None))
         if warm is not None:
             names = [each for each in (limits if isinstance(limits, tuple) else (limits,)) if isinstance(each, str)]
             if any(name not in self.quotas for name in names):  # a limit of an app's task, which may yet be registered
@@ -150,7 +150,7 @@ class SyncAcquire(PermitMethods):
         """Prepare a call; ``None``: the call takes more than one script."""
         core, limits = self._core, [demand.limit for demand in demands]
         is_usual = not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
-        if not is_usual or not self.asker.takes_bytes or (core.is_cluster and parts_of(demands)):
+        if not is_usual or not self._asker.takes_bytes or (core.is_cluster and parts_of(demands)):
             return None
         call = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
         return WarmAcquire(demands, core.scripts.acquire.command(*call), asked_of(demands))

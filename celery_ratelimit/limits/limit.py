@@ -33,7 +33,7 @@ _OPTIONS = (
     ("priority_reserve", "token_bucket", None),
     ("capacity", "leaky_bucket", None),
     ("align", "fixed_window", "clock"),
-    ("precision", "sliding_window", 10),
+    ("sub_windows", "sliding_window", 10),
 )
 
 
@@ -54,7 +54,7 @@ class Limit(AnyLimit):
             - ``"token_bucket"``: ``burst + rate*T``.
             - ``"leaky_bucket"``: ``1 + rate*T``, one at a time, and at most ``capacity`` waiting.
             - ``"fixed_window"``: the count in each window; up to twice that across the border of two.
-            - ``"sliding_window"``: the count in any ``period*(1 - 1/precision)``; at worst nearly twice that in a
+            - ``"sliding_window"``: the count in any ``period*(1 - 1/sub_windows)``; at worst nearly twice that in a
               whole period. An estimate from sub-windows, cheap for large counts.
             - ``"sliding_log"``: the count in any window of one period, exactly. Keeps an entry for each call.
         name: the bucket's name in the store, in metrics and in messages. Default: the name of the task, the queue or
@@ -77,7 +77,7 @@ class Limit(AnyLimit):
             (``Decision.queue_full``), and a task is handled by its ``overflow``. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are UTC days), or ``"first"``: a window
             begins with the first call after the last window.
-        precision: sliding window: number of sub-windows in a period, at most 1,000.
+        sub_windows: sliding window: number of sub-windows in a period, at most 1,000.
         fair: a template or callable, as ``key``, for the keys that share the limit: keys with waiting tasks get permits
             by weight. ``docs/fairness.md``.
         weights: weights by the keys of ``fair``: of weights 4 and 1, the first gets four fifths. 0 holds tasks back.
@@ -112,7 +112,7 @@ class Limit(AnyLimit):
     priority_reserve: Any = None
     capacity: int | None = None
     align: str = "clock"
-    precision: int = 10
+    sub_windows: int = 10
     headroom: float = 0.0
     per_worker: bool = False
     fair: str | Callable[..., str] | None = None
@@ -134,7 +134,7 @@ class Limit(AnyLimit):
         priority_reserve: Mapping[int, float] | PriorityReserve | None = None,
         capacity: int | None = None,
         align: str = "clock",
-        precision: int = 10,
+        sub_windows: int = 10,
         headroom: float = 0.0,
         per_worker: bool = False,
         fair: str | Callable[..., str] | None = None,
@@ -187,15 +187,15 @@ class Limit(AnyLimit):
                 raise ConfigurationError(
                     f"{who}: {option}={shown(getattr(self, option))} is not one of {', '.join(choices)}"
                 )
-        for option, least in (("debt", 0), ("precision", 1), ("capacity", 0)):
+        for option, least in (("debt", 0), ("sub_windows", 1), ("capacity", 0)):
             value = getattr(self, option)
             if value is None and option == "capacity":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"{who}: {option}={shown(value)} must be a whole number of at least {least}")
-        if self.precision > _MOST_SUB_WINDOWS:
+        if self.sub_windows > _MOST_SUB_WINDOWS:
             raise ConfigurationError(
-                f"{who}: precision={shown(self.precision)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
+                f"{who}: sub_windows={shown(self.sub_windows)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
                 "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
             )
         if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
@@ -256,7 +256,7 @@ class Limit(AnyLimit):
         if self.algorithm == "leaky_bucket":
             return -1 if self.capacity is None else self.capacity
         if self.algorithm == "sliding_window":
-            return self.precision
+            return self.sub_windows
         if self.algorithm == "fixed_window":
             return int(self.align == "first")
         return math.ceil(self.warmup * 1e6) or self.debt

@@ -125,8 +125,8 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
         ("drains in", row["DRAINS IN"]),
     ]
-    if each.would is not None:
-        facts.append(("in shadow", f"{shadow_set_by(config)}: {each.would}"))
+    if each.shadow_report is not None:
+        facts.append(("in shadow", f"{shadow_set_by(config)}: {each.shadow_report}"))
     if each.paused_until is not None:
         facts.append(("paused", end_of("resumed", each.paused_until)))
     facts += [("not published", plain(str(failure))) for failure in each.failures]

@@ -204,7 +204,7 @@ def ask_as(limiter: Limiter, _: str, demands: list[LimitRequest], id: str, secon
     allowed: list[bool] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        allowed.append(limiter.asker.ask(demands, id=id).allowed)
+        allowed.append(limiter._asker.ask(demands, id=id).allowed)
     return allowed
 
 

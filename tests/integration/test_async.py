@@ -50,8 +50,8 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[[Callable[[Async
         async def main() -> None:
             async with AsyncLimiter.from_url(server.url + PATIENT, quotas={"api": API}) as limiter:
                 await test(limiter)
-                while limiter.asker._at_work:  # counts are sent each second, whether a test has just ended or not
-                    await asyncio.wait(limiter.asker._at_work)
+                while limiter._asker._at_work:  # counts are sent each second, whether a test has just ended or not
+                    await asyncio.wait(limiter._asker._at_work)
                 assert in_use(limiter) == 0, "every connection is given back"
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
 
@@ -282,7 +282,7 @@ class Scripted(AsyncLimiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
-        asker: Any = self.asker
+        asker: Any = self._asker
         asker.ask, asker.core.forget = self._say, self._forgets
 
     async def _say(self, asked: AcquirePermits) -> Decision:
@@ -419,7 +419,7 @@ def test_calls_that_are_cancelled_at_any_moment_leave_nothing(run: Run, store: r
 
     async def test(limiter: AsyncLimiter) -> None:
         got = await asyncio.gather(*[one(limiter, number) for number in range(400)])
-        await until(lambda: not limiter.asker._at_work)
+        await until(lambda: not limiter._asker._at_work)
         assert slots(store) == []
         assert holders(store) == []
         assert 40 <= sum(decision is not None for decision in got) < 350
@@ -494,7 +494,7 @@ def test_counts_that_are_under_way_when_all_callers_are_served_give_their_connec
     async def test(limiter: AsyncLimiter) -> None:
         await limiter.acquire(API)
         assert limiter._counting is not None
-        limiter.asker.start(limiter._counting.send())  # as it does each second
+        limiter._asker.start(limiter._counting.send())  # as it does each second
         await asyncio.sleep(0)
         assert in_use(limiter) == 1
 
@@ -626,7 +626,7 @@ def test_what_is_under_way_on_a_hung_store_has_ended_when_the_limiter_is_closed(
                 for call in calls[:2]:
                     call.cancel()
                 await limiter.aclose()
-                assert not limiter.asker._at_work
+                assert not limiter._asker._at_work
                 assert in_use(limiter) == 0
                 await asyncio.wait(calls)
                 assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -130,7 +130,7 @@ def test_a_call_that_is_interrupted_before_it_has_its_answer_keeps_no_place(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter.release(limiter.acquire(PLACE))
-    link = limiter.asker._link
+    link = limiter._asker._link
     exchange = link.exchange
 
     def interrupted_once(command: bytes) -> None:
@@ -244,10 +244,10 @@ class Broken:
         if self.faults:
             self.faults -= 1
             raise ZeroDivisionError("unforeseen")
-        return self.limiter.asker.renew(leases)
+        return self.limiter._asker.renew(leases)
 
     def release(self, ended: Any) -> int:
-        return self.limiter.asker.release(ended)
+        return self.limiter._asker.release(ended)
 
 
 def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,8 +30,8 @@ QUOTAS: dict[str, Any] = {
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "set_rate": ("10/s",),
     "try_set_rate": ("10/s",),
-    "expire": (5,),
-    "delete": (),
+    "expire_rate": (5,),
+    "unset_rate": (),
     "config": (),
     "pause": (5,),
     "resume": (),

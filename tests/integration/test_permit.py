@@ -117,12 +117,12 @@ def test_async_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(r
 def test_a_block_is_refused_where_there_is_no_room_to_wait(limiter: Limiter) -> None:
     limiter.acquire("leaky")
     waiting = LimitRequest(QUOTAS["leaky"], "leaky")
-    assert not limiter.asker.ask([waiting], id="who waits", claim=1e6).allowed
+    assert not limiter._asker.ask([waiting], id="who waits", claim=1e6).allowed
     for max_wait in (None, 1e6):
         with pytest.raises(Throttled, match="'leaky'") as caught, limiter.permit("leaky", max_wait=max_wait):
             pytest.fail("ran without a permit")
         assert caught.value.max_wait is None, "it is not the time that is lacking"
-    limiter.asker.forget([waiting], id="who waits")
+    limiter._asker.forget([waiting], id="who waits")
 
 
 def test_what_no_call_can_be_asked_by_is_said_at_once(limiter: Limiter) -> None:

@@ -81,7 +81,7 @@ def test_callers_without_patience_get_the_rate_and_no_more(server: EmbeddedServe
         ids: list[str] = []
         while time.monotonic() < stop:
             id = f"{name}-{len(ids)}"
-            ids.append(id if limiter.asker.ask(wanted, id=id).allowed else "")
+            ids.append(id if limiter._asker.ask(wanted, id=id).allowed else "")
         return ids
 
     with ThreadPoolExecutor(4) as threads:
@@ -177,5 +177,5 @@ def test_buckets_of_different_demands_do_not_share(limiter: Limiter) -> None:
     demands = [
         LimitRequest(Limit("1/m", name=name), name, key) for name in ("a", "b", "a:b") for key in ("", "x", "b", "{a}")
     ]
-    assert all(limiter.asker.ask([each]).allowed for each in demands)
-    assert not any(limiter.asker.ask([each]).allowed for each in demands)
+    assert all(limiter._asker.ask([each]).allowed for each in demands)
+    assert not any(limiter._asker.ask([each]).allowed for each in demands)

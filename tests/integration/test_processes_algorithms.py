@@ -65,7 +65,7 @@ TURNS = {
     "leaky_bucket": limit_of("60/s", algorithm="leaky_bucket", capacity=3),
     "fixed_window, clock": limit_of("12/0.2s", algorithm="fixed_window"),
     "fixed_window, first": limit_of("12/0.2s", algorithm="fixed_window", align="first"),
-    "sliding_window": limit_of("8/0.1s", algorithm="sliding_window", precision=4),
+    "sliding_window": limit_of("8/0.1s", algorithm="sliding_window", sub_windows=4),
     "sliding_log": limit_of("8/0.1s", algorithm="sliding_log"),
 }
 
@@ -148,7 +148,7 @@ STORM = {
     "leaky_bucket": [limit_of("150/s", algorithm="leaky_bucket", capacity=2)],
     "fixed_window, clock": [limit_of("30/0.15s", algorithm="fixed_window")],
     "fixed_window, first": [limit_of("30/0.15s", algorithm="fixed_window", align="first")],
-    "sliding_window": [limit_of("30/0.15s", algorithm="sliding_window", precision=7)],
+    "sliding_window": [limit_of("30/0.15s", algorithm="sliding_window", sub_windows=7)],
     "sliding_log": [limit_of("30/0.15s", algorithm="sliding_log")],
     "several": [
         Limit("200/s", burst=20, name="bucket"),
@@ -434,7 +434,7 @@ def test_one_id_holds_one_place_however_many_ask_under_it_and_for_as_long_as_the
 ) -> None:
     limit = Concurrency(2, name="places", lease=1.0)
     demands = [demand_of(limit)]
-    mine, other = limiter.asker.ask(demands, id="task"), limiter.acquire(limit)
+    mine, other = limiter._asker.ask(demands, id="task"), limiter.acquire(limit)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(callers.run, ask_as, server.url, demands, "task", 1.5)
         while not asked.done():
@@ -456,7 +456,7 @@ def begin(leases: LeaseKeeper, limiter: Limiter, limit: Concurrency) -> Decision
 
 
 def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, limiter: Limiter) -> None:
-    limit, leases = Concurrency(1, name="places", lease=0.6), LeaseKeeper(limiter.asker)
+    limit, leases = Concurrency(1, name="places", lease=0.6), LeaseKeeper(limiter._asker)
     task = begin(leases, limiter, limit)
     other = Limiter.from_url(server.url)
     while not (decision := other.acquire(limit)).allowed and decision._granted_at < task._granted_at + 2_200_000:
@@ -471,7 +471,7 @@ def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, lim
 def test_a_place_that_is_given_back_later_is_given_back_soon(limiter: Limiter) -> None:
     """At the next time that leases are renewed, by the shortest of them."""
     short, long = Concurrency(1, name="short", lease=0.6), Concurrency(1, name="long", lease=3600.0)
-    leases = LeaseKeeper(limiter.asker)
+    leases = LeaseKeeper(limiter._asker)
     runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
     leases.end(ends.id, later=True)
     ended = store_time(limiter)
@@ -486,7 +486,7 @@ def test_leases_survive_a_restart_of_the_store_and_are_given_back_after_one(capl
     short, long = Concurrency(1, name="short", lease=1.5), Concurrency(1, name="long", lease=3600.0)
     with embedded_server(persist=True) as own:
         limiter = Limiter.from_url(own.url)
-        leases = LeaseKeeper(limiter.asker)
+        leases = LeaseKeeper(limiter._asker)
         runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
 
         own.kill()

@@ -60,7 +60,7 @@ def insist(limiter: Limiter, _: str, limit: Limit, seconds: float, horizon: floa
     demands = [LimitRequest(limit, limit.name or "")]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        decision = limiter.asker.ask(demands, horizon=horizon)
+        decision = limiter._asker.ask(demands, horizon=horizon)
         wait = us(decision.retry_after) if decision.allowed else 0
         state = decision.states[0]
         told.append(

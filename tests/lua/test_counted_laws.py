@@ -179,8 +179,8 @@ def test_laws_2_and_3_a_backlog_uses_what_the_law_allows_and_comes_back_once(
     "wanted",
     [
         limit("100/s", "sliding_window"),
-        limit("100/s", "sliding_window", precision=1),
-        limit("7/10s", "sliding_window", precision=3),
+        limit("100/s", "sliding_window", sub_windows=1),
+        limit("7/10s", "sliding_window", sub_windows=3),
     ],
     ids=str,
 )
@@ -205,7 +205,7 @@ def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(wor
     ("wanted", "number"),
     [
         (limit("100/s", "sliding_window"), 400),
-        (limit("7/10s", "sliding_window", precision=3), 100),
+        (limit("7/10s", "sliding_window", sub_windows=3), 100),
         (limit("7/s", warmup=10.0), 200),
     ],
     ids=str,

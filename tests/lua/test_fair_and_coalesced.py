@@ -47,12 +47,12 @@ def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Ba
         with_priority((LimitRequest(limit, "api", share="a"),), priority, lowest_first=True)[0] for priority in (5, 0)
     ]
     for _ in range(5):
-        assert frozen.asker.ask((low,)).allowed
-    assert not frozen.asker.ask((low,)).allowed
+        assert frozen._asker.ask((low,)).allowed
+    assert not frozen._asker.ask((low,)).allowed
     parking.park({BUCKET: [to_park("a", "low", leaves=low.leaves_in_record or 0)]})
     (looked,) = parking.take_due([low])
     assert [(each.id, each.wait) for each in looked.leaving] == [("low", 0.1)]
-    assert frozen.asker.ask((high,)).allowed
+    assert frozen._asker.ask((high,)).allowed
 
 
 def test_demands_that_differ_in_their_share_alone_keep_it() -> None:

@@ -84,14 +84,14 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
 def follow(world: MixedWorld, trace: list[Act], data: st.DataObject | None = None) -> None:
     play = Play(world)
     for number, act in enumerate(trace):
-        what = data.draw(st.sampled_from([""] * 6 + ["rate", "delete", "pause"])) if data is not None else ""
+        what = data.draw(st.sampled_from([""] * 6 + ["rate", "unset", "pause"])) if data is not None else ""
         if what == "rate":
             limit = act.demands[0].limit
             assert isinstance(limit, Limit)
             size = data.draw(st.sampled_from([limit.burst, limit.burst + 3, 60])) if data is not None else 1
             rate = data.draw(st.sampled_from(STORED)) if data is not None else ""
             world.store_limit(Limit(rate, burst=size, name="api"), "api")
-        elif what == "delete":
+        elif what == "unset":
             world.store_limit(None, "api")
         elif what == "pause" and data is not None:
             world.pause("api", data.draw(st.integers(0, SECOND)))
@@ -138,7 +138,7 @@ class Calls:
         self.granted: list[tuple[int, int]] = []
 
     def ask(self, priority: int, cost: int = 1, id: str = "", claim: float = 0.0) -> tuple[bool, int]:
-        decision = self.limiter.asker.ask(of(priority, cost, self.limit), id=id, claim=claim)
+        decision = self.limiter._asker.ask(of(priority, cost, self.limit), id=id, claim=claim)
         if decision.allowed:
             self.granted.append((decision._granted_at, cost))
         return decision.allowed, us(decision.retry_after)
@@ -273,7 +273,7 @@ def test_another_reserve_in_the_code_forgets_nothing(calls: Calls) -> None:
     while calls.ask(0)[0]:
         pass
     for limit in (replace(LIMIT, priority_reserve=None), replace(LIMIT, priority_reserve={0: 0.5})):
-        assert not calls.limiter.asker.ask(of(0, 1, limit)).allowed
+        assert not calls.limiter._asker.ask(of(0, 1, limit)).allowed
 
 
 def test_what_was_settled_is_there_for_the_important(calls: Calls) -> None:
@@ -291,7 +291,7 @@ def test_what_a_version_before_writes_is_read(calls: Calls, store: redis.Redis) 
     state = store.get("ratelimit:v1:{api}::state")
     assert " 0=" in state
     plain = replace(LIMIT, priority_reserve=None)
-    assert not calls.limiter.asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
+    assert not calls.limiter._asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
     assert " 0=" not in store.get("ratelimit:v1:{api}::state")
     assert not calls.ask(0)[0]
 

@@ -89,7 +89,7 @@ def test_whoever_comes_late_may_look_and_reserve(frozen: Limiter, clock: Clock, 
     limit = Limit("2/s", name="api", algorithm=algorithm)
     wanted = (LimitRequest(limit, "api"),)
     for id in "abcde":
-        frozen.asker.ask(wanted, id=id, claim=100)
+        frozen._asker.ask(wanted, id=id, claim=100)
     clock.set(START + us(0.7))
     for at in (0.7, 1.2, 1.7, 2.1):
         clock.set(START + us(at))

@@ -81,7 +81,7 @@ def test_it_is_refused_and_counted_like_the_first(limiter: Limiter) -> None:
     assert said[3].limited_by == "narrow"
     assert limiter._counting is not None
     limiter._counting.send()
-    results = limiter.stats("narrow", force=True).results
+    results = limiter.stats("narrow", force=True)["narrow"].results
     assert (results["acquired"], results["refused"]) == (2, 2)
 
 

@@ -26,7 +26,7 @@ limiter.quotas["mail"] = Limit("14/s", name="mail")
 peeked: Decision = limiter.peek(["stripe"], args={"tenant_id": 7})
 changed: bool = limiter.set_rate("stripe", "50/s", for_=60.0)
 tried: bool = limiter.set_shadow("stripe", True, reason="a trial")
-sentence: str = str(limiter.would("stripe"))
+sentence: str = str(limiter.shadow_report("stripe"))
 paused: float = limiter.pause("stripe", 5.0, reason="it has said so")
 reasons: list[str] = [change.reason for change in limiter.history("stripe")]
 

@@ -26,7 +26,7 @@ from celery_ratelimit.limits.specs import named
         (Limit("1000/h", algorithm="fixed_window"), ("fixed_window", 1000, 3_600_000_000, 1000, 1, 0)),
         (Limit("2/3s", algorithm="fixed_window", align="first"), ("fixed_window", 2, 3_000_000, 2, 1, 1)),
         (Limit("10/s", algorithm="sliding_window"), ("sliding_window", 10, 1_000_000, 10, 1, 10)),
-        (Limit("10/s", algorithm="sliding_window", precision=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
+        (Limit("10/s", algorithm="sliding_window", sub_windows=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
         (Limit("10/s", algorithm="sliding_log"), ("sliding_log", 10, 1_000_000, 10, 1, 0)),
         (Concurrency(5), ("concurrency", 5, 60_000_000, 5, 1, 0)),
         (Concurrency(5, lease=0.5), ("concurrency", 5, 500_000, 5, 1, 0)),
@@ -60,14 +60,14 @@ def test_headroom_keeps_a_share_of_the_rate_back(limit: Limit, wire: tuple[Any, 
         ({"algorithm": "leaky_bucket", "debt": 1}, r"debt=1 is for algorithm='token_bucket', not 'leaky_bucket'"),
         ({"capacity": 5}, r"capacity=5 is for algorithm='leaky_bucket', not 'token_bucket'"),
         ({"align": "first"}, r"align='first' is for algorithm='fixed_window'"),
-        ({"precision": 5}, r"precision=5 is for algorithm='sliding_window'"),
+        ({"sub_windows": 5}, r"sub_windows=5 is for algorithm='sliding_window'"),
         ({"algorithm": "fixed_window", "align": "utc"}, r"align='utc' is not one of clock, first"),
         ({"refill": "greedy"}, r"refill='greedy' is not one of continuous, interval"),
         ({"debt": -1}, r"debt=-1 must be a whole number of at least 0"),
         ({"debt": 1.5}, r"debt=1.5 must be a whole number"),
         ({"algorithm": "leaky_bucket", "capacity": -1}, r"capacity=-1 must be a whole number of at least 0"),
-        ({"algorithm": "sliding_window", "precision": 1001}, r"precision=1001 is more than 1000, .*'sliding_log'"),
-        ({"algorithm": "sliding_window", "precision": 0}, r"precision=0 must be a whole number of at least 1"),
+        ({"algorithm": "sliding_window", "sub_windows": 1001}, r"sub_windows=1001 is more than 1000, .*'sliding_log'"),
+        ({"algorithm": "sliding_window", "sub_windows": 0}, r"sub_windows=0 must be a whole number of at least 1"),
         ({"warmup": -1}, r"warmup=-1 must be a number of seconds"),
         ({"warmup": float("inf")}, r"warmup=inf must be a number of seconds"),
         ({"warmup": 1, "debt": 1}, r"exclude one another"),
@@ -95,9 +95,9 @@ def test_a_window_that_headroom_leaves_nothing_of() -> None:
 
 
 def test_a_sliding_window_that_cannot_be_reckoned_exactly() -> None:
-    with pytest.raises(ConfigurationError, match="raise precision"):
-        Limit("999999999/d", algorithm="sliding_window", precision=1)
-    Limit("99999999/d", algorithm="sliding_window", precision=1000)
+    with pytest.raises(ConfigurationError, match="raise sub_windows"):
+        Limit("999999999/d", algorithm="sliding_window", sub_windows=1)
+    Limit("99999999/d", algorithm="sliding_window", sub_windows=1000)
 
 
 @pytest.mark.parametrize(

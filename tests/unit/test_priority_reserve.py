@@ -101,7 +101,7 @@ def test_the_direction_is_the_brokers(broker: str, leaves: dict[int, int]) -> No
     for priority, share in leaves.items():
         (demand,) = plan.demands((), {}, priority)
         assert demand.leaves == share
-        assert limiter.reader.demands("api", None, None, None, priority) == (demand,)
+        assert limiter._reader.demands("api", None, None, None, priority) == (demand,)
         assert demand.passes == (share == 0)
     buckets = {plan.buckets(plan.demands((), {}, priority)) for priority in leaves}
     assert len(buckets) == 2, "a line for each kind"
@@ -115,14 +115,14 @@ def test_a_limiter_that_does_not_know_the_broker_asks() -> None:
     for priority in (-1, 256, True, "3", 1.0):
         with pytest.raises(ConfigurationError, match="must be a number from 0 to 255"):
             limiter.acquire(["plain", "api"], priority=priority)  # type: ignore[arg-type]
-    assert [each.leaves for each in limiter.reader.demands(["plain", "api"], None, None, None, 1)] == [None, 200_000]
+    assert [each.leaves for each in limiter._reader.demands(["plain", "api"], None, None, None, 1)] == [None, 200_000]
 
 
 def test_a_stored_rate_says_nothing_of_it() -> None:
     """Older workers read it."""
     code = Limit("10/s", burst=10, name="api", priority_reserve={3: 0.2})
     limiter = Limiter.from_url(REDIS)
-    ((_, call),) = next(limiter.asker.core.settings.set_rate("api", code, "20/s", key=None))  # type: ignore[misc]
+    ((_, call),) = next(limiter._asker.core.settings.set_rate("api", code, "20/s", key=None))  # type: ignore[misc]
     assert b"\r\n$2\r\n10\r\n$1\r\n0\r\n" in b"".join(call[-1]), "its size, and no debt"
     assert b"reserve" not in b"".join(call[-1])
 

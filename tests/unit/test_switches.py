@@ -127,18 +127,18 @@ def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) ->
     """It asks so while no pool process is free: as the script does, the answer is that a permit is there now."""
     demands = [LimitRequest(RATE, "rate")]
     with set_testing():
-        slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
+        slot = limiter._asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 0.0)
     with throttle_all(7):
-        slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
+        slot = limiter._asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 7.0)
 
 
 def test_a_worker_keeps_no_lease_of_what_was_not_taken(limiter: Limiter) -> None:
-    leases = LeaseKeeper(limiter.asker)
+    leases = LeaseKeeper(limiter._asker)
     demand = LimitRequest(PLACES, "places")
     with set_testing():
-        decision = limiter.asker.ask([demand], id="task")
+        decision = limiter._asker.ask([demand], id="task")
         leases.begin("task", decision._demands, decision._granted_at)
     assert leases.here(demand) == 0
     leases.end("task")
