@@ -232,7 +232,7 @@ def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
 
 
 def longest_wait(max_wait: Any) -> float:
-    """Seconds that a call may wait for its slot; ``None``: no bound."""
+    """Seconds that a call may wait for its slot; ``None``: for ever."""
     if max_wait == 0:  # the usual call
         return 0.0
     return _FOREVER if max_wait is None else seconds_of("max_wait", max_wait)

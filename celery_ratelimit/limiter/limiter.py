@@ -180,7 +180,7 @@ class Limiter(SyncAcquire, AdminMethods):
 
         Args:
             limits: as in :meth:`acquire`; so are ``args``, ``key``, ``cost`` and ``priority``.
-            max_wait: seconds that the block may wait for its slot. Default: no bound.
+            max_wait: seconds that the block may sleep until its slot; ``None``, the default: for ever.
 
         Raises:
             Throttled: the slot is further away than ``max_wait``, or the queue is full (a leaky bucket's

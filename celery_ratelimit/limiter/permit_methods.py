@@ -103,7 +103,7 @@ class PermitMethods(LimiterBase):
             cost: permits to take from each limit. Default: each limit's own cost.
             priority: the call's priority in the broker's numbers, for limits with a ``priority_reserve``. Default: the
                 priority of a message that is sent without one.
-            max_wait: seconds that the call may sleep until its slot; ``None``: no bound.
+            max_wait: seconds that the call may sleep until its slot; ``None``: for ever. Default: not at all.
 
         Returns:
             The decision. If it allows the call, the permits are good now.

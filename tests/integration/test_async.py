@@ -322,10 +322,18 @@ def test_a_waiting_call_returns_to_its_slot_and_gives_it_back_if_that_has_moved_
     assert asyncio.run(limiter.acquire(API, max_wait=60)).retry_after == 0.0, "it has slept"
 
 
-def test_a_call_may_wait_for_as_long_as_it_takes(run: Run) -> None:
+@pytest.mark.parametrize("for_ever", [None, math.inf])
+def test_a_call_may_wait_for_ever(run: Run, for_ever: float | None) -> None:
+    async def called() -> str:
+        return "called"
+
     async def test(limiter: AsyncLimiter) -> None:
-        decisions = [await limiter.acquire(Limit("20/s", name="fast"), max_wait=math.inf) for _ in range(3)]
+        limit = Limit("20/s", name="fast")
+        decisions = [await limiter.acquire(limit, max_wait=for_ever) for _ in range(3)]
         assert [decision.allowed for decision in decisions] == [True] * 3
+        async with limiter.permit(limit, max_wait=for_ever) as decision:
+            assert decision.allowed
+        assert await limiter.limited(limit, max_wait=for_ever)(called)() == "called"
 
     run(test)
 

@@ -158,9 +158,13 @@ def test_a_blocking_call_that_could_not_be_served_in_time_is_refused_at_once(lim
     assert refused.retry_after > 50
 
 
-def test_a_blocking_call_may_wait_for_as_long_as_it_takes(limiter: Limiter) -> None:
+@pytest.mark.parametrize("for_ever", [None, math.inf])
+def test_a_blocking_call_may_wait_for_ever(limiter: Limiter, for_ever: float | None) -> None:
     limit = Limit("20/s", name="api")
-    assert [limiter.acquire(limit, max_wait=math.inf).allowed for _ in range(3)] == [True] * 3
+    assert [limiter.acquire(limit, max_wait=for_ever).allowed for _ in range(3)] == [True] * 3
+    with limiter.permit(limit, max_wait=for_ever) as decision:
+        assert decision.allowed
+    assert limiter.limited(limit, max_wait=for_ever)(lambda: "called")() == "called"
 
 
 def test_a_blocking_call_that_waits_for_a_slot_far_ahead_gets_it(limiter: Limiter, store: redis.Redis) -> None:

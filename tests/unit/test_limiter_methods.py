@@ -23,6 +23,9 @@ SURFACE = {
 }
 
 
+WAITING = {"acquire": 0.0, "permit": None, "limited": None}
+
+
 def public(kind: type) -> dict[str, Callable[..., Any]]:
     return {name: each for name, each in inspect.getmembers(kind, callable) if not name.startswith("_")}
 
@@ -52,6 +55,12 @@ def test_what_a_method_shows_is_what_its_operation_says(name: str) -> None:
         assert parameters(method) == parameters(written.operation)
         assert not str(inspect.signature(method).return_annotation).startswith("Operation")
         assert inspect.iscoroutinefunction(method) == (kind is AsyncLimiter)
+
+
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_a_block_waits_for_ever_and_acquire_does_not_wait(kind: type) -> None:
+    default = {name: inspect.signature(public(kind)[name]).parameters["max_wait"].default for name in WAITING}
+    assert default == WAITING
 
 
 def test_the_attributes_of_a_limiter() -> None:
