@@ -11,11 +11,20 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
+from .counts.figures import Stats
+from .errors import (
+    ConfigurationError,
+    ImpossibleRequest,
+    RateLimitError,
+    StoreMisconfigured,
+    StoreUnavailable,
+    Throttled,
+)
 from .limiter.limiter import Limiter
 from .limiter.permit_methods import LimiterBase
+from .limiter.stored_settings import LimitConfig
 from .limits.concurrency import Concurrency
-from .limits.decision import Decision
+from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
 
 if TYPE_CHECKING:
@@ -34,11 +43,15 @@ __all__ = [
     "Decision",
     "ImpossibleRequest",
     "Limit",
+    "LimitConfig",
+    "LimitState",
     "Limiter",
     "ParkingLots",
     "RateLimitError",
     "RateLimitedMixin",
     "RateLimitedTask",
+    "Stats",
+    "StoreMisconfigured",
     "StoreUnavailable",
     "Throttled",
     "install",

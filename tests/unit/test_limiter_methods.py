@@ -70,6 +70,18 @@ def test_the_attributes_of_a_limiter() -> None:
         assert data | {"client"} == {"client", "prefix", "quotas"}
 
 
+def test_what_methods_return_and_raise_is_importable() -> None:
+    import celery_ratelimit
+    from celery_ratelimit.counts.figures import Stats
+    from celery_ratelimit.errors import StoreMisconfigured
+    from celery_ratelimit.limiter.stored_settings import LimitConfig
+    from celery_ratelimit.limits.decision import LimitState
+
+    for kind in (LimitConfig, LimitState, Stats, StoreMisconfigured):
+        assert getattr(celery_ratelimit, kind.__name__) is kind
+    assert all(hasattr(celery_ratelimit, name) for name in celery_ratelimit.__all__)
+
+
 def test_help_shows_the_methods_as_methods() -> None:
     for kind in (Limiter, AsyncLimiter):
         kinds = {each.name: each.kind for each in inspect.classify_class_attrs(kind)}
