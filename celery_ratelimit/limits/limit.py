@@ -27,6 +27,7 @@ _MOST_SUB_WINDOWS = 1000
 
 #: Options of a single algorithm: name, algorithm, default.
 _OPTIONS = (
+    ("burst", "token_bucket", 1),
     ("refill", "token_bucket", "continuous"),
     ("debt", "token_bucket", 0),
     ("warmup", "token_bucket", 0.0),
@@ -149,13 +150,12 @@ class Limit(AnyLimit):
         parse_rate(rate)
         check_shadow(who, shadow)
         if algorithm not in ALGORITHMS:
-            raise ConfigurationError(f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}")
+            places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
+            raise ConfigurationError(
+                f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}{places}"
+            )
         if not is_number(headroom) or not 0 <= headroom < 1:
             raise ConfigurationError(f"{who}: headroom={shown(headroom)} must be a share from 0 to below 1")
-        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise ConfigurationError(f"{who}: burst={shown(burst)} must be a whole number of at least 1")
-        if burst > 1 and algorithm != "token_bucket":
-            raise ConfigurationError(f"{who}: burst={shown(burst)} is for algorithm='token_bucket', not {algorithm!r}")
         self._check_options(who)
         if algorithm in _WINDOWS or refill == "interval":
             parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
@@ -178,16 +178,17 @@ class Limit(AnyLimit):
     def _check_options(self, who: str) -> None:
         for option, algorithm, default in _OPTIONS:
             if getattr(self, option) != default and self.algorithm != algorithm:
+                own = ", ".join(name for name, owner, _ in _OPTIONS if owner == self.algorithm)
                 raise ConfigurationError(
-                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, "
-                    f"not {self.algorithm!r}"
+                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, not "
+                    f"{self.algorithm!r}, {f'whose own options are {own}' if own else 'which has no option of its own'}"
                 )
         for option, choices in (("refill", ("continuous", "interval")), ("align", ("clock", "first"))):
             if getattr(self, option) not in choices:
                 raise ConfigurationError(
                     f"{who}: {option}={shown(getattr(self, option))} is not one of {', '.join(choices)}"
                 )
-        for option, least in (("debt", 0), ("sub_windows", 1), ("capacity", 0)):
+        for option, least in (("burst", 1), ("debt", 0), ("sub_windows", 1), ("capacity", 0)):
             value = getattr(self, option)
             if value is None and option == "capacity":
                 continue

@@ -181,6 +181,8 @@ def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> st
         )
     if isinstance(code, Limit) and is_number:
         raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+    if is_number and burst is not None:
+        raise ConfigurationError(f"burst={burst} is for a rate, and {rate} is a number of places: leave burst out")
     if is_number:
         return Concurrency(int(rate))
     if burst is None:
