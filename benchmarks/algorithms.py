@@ -177,9 +177,9 @@ def _one(limiter: Limiter, name: str, limit: AnyLimit) -> Contender:
     if isinstance(limit, Concurrency):
         ids = (f"{uuid.uuid4()}" for _ in count())
         return Contender(
-            name, lambda: limiter.asker.ask(demands, id=next(ids)).allowed, BARE, _free(limiter, limit, name)
+            name, lambda: limiter._asker.ask(demands, id=next(ids)).allowed, BARE, _free(limiter, limit, name)
         )
-    return Contender(name, lambda: limiter.asker.ask(demands).allowed, BARE)
+    return Contender(name, lambda: limiter._asker.ask(demands).allowed, BARE)
 
 
 def _free(limiter: Limiter, limit: AnyLimit, name: str = "") -> Call:
@@ -252,8 +252,8 @@ def _our_hit(limit: AnyLimit) -> Callable[[str], Hit]:
         limiter = Limiter.from_url(url)
         horizon = 1e8  # what cannot be had now is taken ahead: nothing is refused
         if isinstance(limit, Concurrency):  # ids of tasks
-            return lambda key: limiter.asker.ask((LimitRequest(limit, "api", key),), id=str(uuid.uuid4()))
-        return lambda key: limiter.asker.ask((LimitRequest(limit, "api", key),), horizon=horizon)
+            return lambda key: limiter._asker.ask((LimitRequest(limit, "api", key),), id=str(uuid.uuid4()))
+        return lambda key: limiter._asker.ask((LimitRequest(limit, "api", key),), horizon=horizon)
 
     return build
 

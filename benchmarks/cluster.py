@@ -103,7 +103,7 @@ def _contended(running: Cluster, stats: _Stats) -> dict[str, object]:
             with lock:
                 decisions.append(decision.allowed)
                 for limit in mine if decision.allowed else ():
-                    granted[str(limit.name)].append(decision.granted_at / 1e6)
+                    granted[str(limit.name)].append(decision._granted_at / 1e6)
 
     callers = [threading.Thread(target=call, args=(number,)) for number in range(CALLERS)]
     for caller in callers:

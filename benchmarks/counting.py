@@ -50,12 +50,12 @@ def held_by(key: str) -> Any:
 
 def main() -> None:
     with embedded_server() as server, Limiter.from_url(server.url, counts=False) as limiter:
-        counting = UsageReporter(limiter.asker, lambda seconds, call: None)
+        counting = UsageReporter(limiter._asker, lambda seconds, call: None)
         held = held_by("")
         bare, counted = Reporter(), Reporter([counting.counter])
         nobody = measured(lambda: bare.started(held, 1), 20_000)
         each = measured(lambda: counted.started(held, 1), 20_000)
-        asked = measured(lambda: limiter.asker.ask(held.demands), 2_000)
+        asked = measured(lambda: limiter._asker.ask(held.demands), 2_000)
         print(f"a start that nobody observes {nobody:6.2f} us")
         print(f"a start that is counted {each:6.2f} us, {(each - nobody) / asked:.1%} of one acquire ({asked:.0f} us)")
         for keys in (1, 1000):
@@ -87,7 +87,7 @@ def read_used(limiter: Limiter, what: str, within: float) -> None:
     took = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        limiter.asker.drive(recent_use(limiter.asker.core, [(name, within) for name in names]))
+        limiter._asker.drive(recent_use(limiter._asker.core, [(name, within) for name in names]))
         took.append(time.perf_counter() - began)
     calls = limiter.client.info("commandstats")["cmdstat_evalsha"]
     scripts = f"{calls['calls'] / ROUNDS:.0f} scripts of {calls['usec_per_call']:.0f} us"

@@ -256,8 +256,7 @@ def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
         return lambda: acquire(asked)
     # A call that keeps a slot, and asks again before its turn.
     demands = tuple(LimitRequest(limit, limit.name) for limit in limits)
-    asker = getattr(limiter, "asker", limiter)  # before one core
-    return lambda: asker.ask(demands, id="waits", claim=1e6)
+    return lambda: limiter._asker.ask(demands, id="waits", claim=1e6)
 
 
 if __name__ == "__main__":

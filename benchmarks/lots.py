@@ -343,10 +343,10 @@ def _park(
 ) -> None:
     """Park tasks whose limits are closed by their scripts, many in one round trip. ``ends``: when their headers say."""
     limiter = parking._limiter
-    calls = limiter.asker.core.calls
-    script, ask = parking.scripts.by_name["park"], limiter.asker.core.scripts.acquire
+    calls = limiter._asker.core.calls
+    script, ask = parking.scripts.by_name["park"], limiter._asker.core.scripts.acquire
     demand = LimitRequest(LIMIT, NAME, "first")
-    limiter.asker.ask((demand,))
+    limiter._asker.ask((demand,))
     parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1, "t")]}, only_behind=True)
     known: set[str] = set()
     digest, asks = script.digest, ask.digest

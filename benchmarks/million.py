@@ -30,7 +30,7 @@ def main() -> None:
     limit = Limit(f"1/{LIFE}s", name="tenants", key="tenant:{tenant_id}")
     with embedded_server() as server, redis.Redis.from_url(server.url) as client:
         limiter = Limiter.from_url(server.url)
-        core = limiter.asker.core
+        core = limiter._asker.core
         limiter.acquire(limit, key="warm-up")
         limiter.reset(limit, key="warm-up")
         before = client.info("memory")["used_memory"]

@@ -66,8 +66,8 @@ GREEDY: dict[str, Sequence[tuple[str, Limit]]] = {
     "sliding_window": (
         ('Limit("10/s", algorithm="sliding_window")', Limit("10/s", algorithm="sliding_window")),
         (
-            'Limit("10/s", algorithm="sliding_window", precision=1)',
-            Limit("10/s", algorithm="sliding_window", precision=1),
+            'Limit("10/s", algorithm="sliding_window", sub_windows=1)',
+            Limit("10/s", algorithm="sliding_window", sub_windows=1),
         ),
     ),
     "sliding_log": (('Limit("10/s", algorithm="sliding_log")', Limit("10/s", algorithm="sliding_log")),),
@@ -98,7 +98,7 @@ def _greedy(clock: StandingClock, demand: LimitRequest) -> list[int]:
 
     def ask(now: int) -> Any:
         clock.set(now)
-        return clock.limiter.asker.ask((demand,))
+        return clock.limiter._asker.ask((demand,))
 
     permits = [ALONE] if ask(ALONE).allowed else []
     for begin, end in ASKED:
@@ -173,11 +173,11 @@ def _leaky(clock: StandingClock, axes: Axes) -> None:
     while events:
         now, number = heapq.heappop(events)
         clock.set(now)
-        decision = clock.limiter.asker.ask((demand,), id=f"call-{number}", claim=3600)
+        decision = clock.limiter._asker.ask((demand,), id=f"call-{number}", claim=3600)
         if decision.allowed:
             started.append(now)
             waits.append((since[number], now))
-        elif decision.full:
+        elif decision.queue_full:
             refused.append(now)
         else:
             heapq.heappush(events, (now + us(decision.retry_after), number))
@@ -245,7 +245,7 @@ def _concurrency(clock: StandingClock, axes: Axes) -> None:
         clock.set(now)
         job, id = jobs[number], f"job-{number}"
         if what == "ask":
-            decision = clock.limiter.asker.ask((demand,), id=id, claim=3600)
+            decision = clock.limiter._asker.ask((demand,), id=id, claim=3600)
             if not decision.allowed:
                 # A worker asks four times a second while tasks of its own wait for a place.
                 then(now + min(us(0.25), us(decision.retry_after)), "ask", number)
@@ -255,11 +255,11 @@ def _concurrency(clock: StandingClock, axes: Axes) -> None:
             if not job.killed:
                 then(job.ends, "end", number)
         elif what == "renew" and now < job.ends:
-            assert clock.limiter.asker.renew([(demand, id)]) == [True]
+            assert clock.limiter._asker.renew([(demand, id)]) == [True]
             job.renewed.append(now)
             then(now + lease // 3, "renew", number)
         elif what == "end":
-            assert clock.limiter.asker.release([Ended(id, [demand], START + job.begins)])
+            assert clock.limiter._asker.release([Ended(id, [demand], START + job.begins)])
     for number, job in enumerate(jobs):
         row = len(jobs) - number
         _bar(axes, row, us(job.arrives), job.begins, WAITING, 0.16)

@@ -539,7 +539,7 @@ class Fleet:
         app.finalize()
         self.limits = AppLimits(app)
         self.limiter = limiter_of(app)
-        asker: Any = self.limiter.asker
+        asker: Any = self.limiter._asker
         asker.replace_includes = {"now": FROZEN_STORE}
         self.link = asker.link = MovedLink(asker.link, world, takes)
         for script in vars(asker.core.scripts).values():
@@ -577,7 +577,7 @@ class Fleet:
 
     def asked(self) -> Counter[str]:
         """What the store was asked, by script."""
-        scripts = [*vars(self.limiter.asker.core.scripts).values()]
+        scripts = [*vars(self.limiter._asker.core.scripts).values()]
         scripts += [script for parking in self._parking for script in parking.scripts.by_name.values()]
         names = {script.digest: script.name for script in scripts}
         asked: Counter[str] = Counter()

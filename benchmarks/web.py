@@ -145,7 +145,7 @@ def used(app: Celery, limits: int) -> Iterator[None]:
     """Every second limit starts five tasks a second, as a fleet's workers tell it once a second."""
     ended = threading.Event()
     client = redis.Redis.from_url(app.conf.ratelimit_url, client_name=_NAME)
-    asker = Limiter(client, counts=False).asker
+    asker = Limiter(client, counts=False)._asker
 
     def tell() -> None:
         while not ended.wait(1.0):

@@ -75,11 +75,11 @@ def _happen(client: redis.Redis) -> None:
             if name == "crm" and now - 4300 < at < now - 2400:
                 most /= 2
             _start(tally, name, int(share * most + chance.random()), chance)
-        past.asker.drive(tell_counts(past.asker.core, tally.take()))
+        past._asker.drive(tell_counts(past._asker.core, tally.take()))
     for ago, change in (
         (5100, lambda: past.pause("crm", 800, by="ann", reason="the CRM is being migrated")),
         (4300, lambda: past.set_rate("crm", "10/s", by="ann", reason="half until it is warm")),
-        (2400, lambda: past.delete("crm", by="ben, on the page", reason="it is warm")),
+        (2400, lambda: past.unset_rate("crm", by="ben, on the page", reason="it is warm")),
         (1500, lambda: past.set_weight("crm", "silver", 2, by="ben, on the page", reason="contract of November")),
     ):
         client.set("pictures:clock", int((now - ago) * 1e6))

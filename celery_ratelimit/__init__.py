@@ -11,12 +11,21 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
+from .counts.figures import Stats
+from .errors import (
+    ConfigurationError,
+    ImpossibleRequest,
+    RateLimitError,
+    StoreMisconfigured,
+    StoreUnavailable,
+    Throttled,
+)
 from .limiter.limiter import Limiter
 from .limiter.permit_methods import LimiterBase
 from .limits.concurrency import Concurrency
-from .limits.decision import Decision
+from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
+from .limits.stored import LimitConfig
 
 if TYPE_CHECKING:
     from .app.observers import observe
@@ -34,11 +43,15 @@ __all__ = [
     "Decision",
     "ImpossibleRequest",
     "Limit",
+    "LimitConfig",
+    "LimitState",
     "Limiter",
     "ParkingLots",
     "RateLimitError",
     "RateLimitedMixin",
     "RateLimitedTask",
+    "Stats",
+    "StoreMisconfigured",
     "StoreUnavailable",
     "Throttled",
     "install",
@@ -72,7 +85,7 @@ def _of_app(kind: type[LimiterBase], app: Any) -> Any:
     return limiter_of(app) if issubclass(kind, Limiter) else async_limiter_of(app)
 
 
-LimiterBase.of_app = _of_app
+LimiterBase._of_app = _of_app
 
 
 def _be_there_for_workers() -> None:

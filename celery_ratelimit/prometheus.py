@@ -113,13 +113,13 @@ class Collector:
 
     def _metrics(self) -> Iterator[Metric]:
         limits = {**settings_of(self._app).quotas, **AppLimits(self._app)}
-        yield from _counted(limiter_of(self._app).stats_of(sorted(limits), totals=True))
+        yield from _counted(limiter_of(self._app).stats(sorted(limits), totals=True, force=True).values())
         found = overview(self._app, ask_broker=False)
         yield from _in_force([each for each in found if each.name in limits])
         yield from _parked(found)
 
 
-def _counted(stats: Sequence[Stats]) -> Iterator[Metric]:
+def _counted(stats: Iterable[Stats]) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         f"{_PREFIX}_requests", "Decisions, by what came of them.", labels=["limit", "result"]
     )
@@ -166,9 +166,9 @@ def _in_force(found: Sequence[LimitStatus]) -> Iterator[Metric]:
             remaining.add_metric([name], each.remaining)
             if isinstance(config.code, Concurrency):
                 leases.add_metric([name], each.standing.size - each.remaining)
-        if each.would is not None:
-            delayed.add_metric([name], each.would.delayed)
-            longest.add_metric([name], each.would.longest)
+        if each.shadow_report is not None:
+            delayed.add_metric([name], each.shadow_report.delayed)
+            longest.add_metric([name], each.shadow_report.longest)
     yield from (rate, remaining, leases, paused, shadow, delayed, longest)
 
 

@@ -96,7 +96,7 @@ class RateLimitedTask(RateLimitedMixin, Task):
             as REVOKED. ``"fail"``: it fails with :class:`~celery_ratelimit.Throttled`.
         inline_wait: seconds that a task which is slightly early may be held in the worker, in every mode. Default:
             0.02; 0 if all limits are :class:`~celery_ratelimit.Concurrency`.
-        max_wait: seconds; a task whose slot is further away is given up. Default: never.
+        max_wait: seconds; a task whose slot is further away is given up. ``None``, the default: it waits for ever.
         overflow: handling of a task that is given up, or finds a leaky bucket full: ``"fail"`` (the default),
             ``"drop"``, or the name of a queue, to which it is sent unchanged and where it waits without a bound.
         coalesce: of equal tasks of this name that wait in the store, one stays: ``"newest"`` (at the position of the
@@ -176,13 +176,13 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     except StoreUnavailable as error:  # a cluster's client connects at once
         _without_store(task, error)
         return
-    demands, shadow = limiter.asker.shadows.split(every)
+    demands, shadow = limiter._asker.shadows.split(every)
     wait, granted_at = 0.0, 0
     if demands:
         policy, now = plan.policy, time.monotonic()
         lease_id = run if leased(demands) else ""
         try:
-            decision = limiter.asker.ask(
+            decision = limiter._asker.ask(
                 demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=lease_id
             )
         except STORE_TROUBLES as error:
@@ -196,12 +196,12 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             if not decision.allowed:
                 call = _Call(plan, queue, demands, now)
                 action = refused(call, decision, now, for_permit=True, max_hold=0.0, parks=False, early=0.0)
-                _refuse(task, call, call.demand(decision.binding), decision.retry_after, action)
-            leases.begin(run, decision.demands, decision.granted_at)
+                _refuse(task, call, call.demand(decision.limited_by), decision.retry_after, action)
+            leases.begin(run, decision._demands, decision._granted_at)
             _count(task, queue, "acquired", demands, demands[0].name)
-            wait, granted_at = decision.retry_after, decision.granted_at
+            wait, granted_at = decision.retry_after, decision._granted_at
     if shadow:
-        limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
+        limiter._pass_by(shadow, (f"t{task.name}", f"q{queue}"))
     permit = {"worker": request.hostname, **permit_of(queue, run, granted_at, shadow)}
     request.delivery_info = {**delivery, PERMIT: permit}
     time.sleep(wait)
@@ -215,7 +215,7 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
         stored = stored_in_place_of(demand.limit, config)
     report = ThrottleReport("returned", wait, demand, stored=stored)
     if isinstance(action, GiveUp):
-        report = replace(report, full=action.full).given_up(action.how, call.plan.policy)
+        report = replace(report, queue_full=action.queue_full).given_up(action.how, call.plan.policy)
     _count(task, call.queue, report.what, call.demands, demand.name)
     _end_run(task, report)
 
@@ -259,7 +259,7 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
 def _count(task: Any, queue: str, outcome: str, demands: Sequence[LimitRequest], limit: str | None = None) -> None:
     """Count a task's outcome, as a gate does. Whether the task was throttled before is not known here."""
     limiter = limiter_of(task.app)
-    if limiter._counting is not None and not limiter.asker.is_fake:
+    if limiter._counting is not None and not limiter._asker.is_fake:
         seen = Observation(outcome, task.name, task.request.id, queue, limit, asked=asked_of(demands))
         limiter._counting.counter(seen)
 
@@ -283,11 +283,11 @@ def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
     check_actual(every, list(actual.values()))
     beside = permit.get("shadow", ())
     demands, shadow = [[each for each in every if (each.name in beside) == is_beside] for is_beside in (False, True)]
-    is_first = bool(shadow) and limiter.asker.shadows.is_first(("settled", permit["id"]))
+    is_first = bool(shadow) and limiter._asker.shadows.is_first(("settled", permit["id"]))
     if is_first:
-        limiter.correct(shadow, [actual[each] for each in shadow])
+        limiter._correct(shadow, [actual[each] for each in shadow])
     if not demands or not permit["granted_at"]:
         return is_first
     costs = [actual[each] for each in demands]
-    settle = limiter.asker.core.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
-    return limiter.asker.drive(settle)
+    settle = limiter._asker.core.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])
+    return limiter._asker.drive(settle)

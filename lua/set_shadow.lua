@@ -1,7 +1,7 @@
 -- set_shadow: put a limit into shadow for everybody, or in force, whatever the code says; or leave it to the code again.
 --
 -- KEYS   1  config of the name, see include/config_text.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
---        include/touch.lua; 4  history, see include/history.lua; 5  shadow; 6  arrivals, 7  queues, 8  ends, 9  would, see
+--        include/touch.lua; 4  history, see include/history.lua; 5  shadow; 6  arrivals, 7  queues, 8  ends, 9  shadow_report, see
 --        shadow.lua
 -- ARGV   1  flag      1: in shadow; 0: in force; '': as the code says
 --        2  note      text: what only clients read
@@ -10,7 +10,7 @@
 --        while it says so: it is somebody's decision. Nobody stands in a virtual queue any more, and what would have been done is
 --        forgotten, but for those who read it after its end.
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, SHADOW, BUCKET = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ''
-local ARRIVALS, QUEUES, ENDS, WOULD = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local ARRIVALS, QUEUES, ENDS, REPORT = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local flag, NOTE = ARGV[1], ARGV[2]
 --!include prelude.lua
 --!include now.lua
@@ -23,5 +23,5 @@ config.mark, config.resumed = flag == '1' and '0' or '', now -- slots from befor
 write_config()
 keep_change(HISTORY, 'shadow', BUCKET, NOTE, before, flag)
 tell()
-for _, key in ipairs({ARRIVALS, QUEUES, ENDS, flag ~= '0' and WOULD or nil}) do call('DEL', key) end
+for _, key in ipairs({ARRIVALS, QUEUES, ENDS, flag ~= '0' and REPORT or nil}) do call('DEL', key) end
 return 1

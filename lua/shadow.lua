@@ -3,7 +3,7 @@
 -- Requests of several processes are put in order before they are reckoned: they wait here until all that came earlier have been
 -- told of, LATE_US long. What is told later than that stands behind what has been reckoned.
 -- KEYS   for each limit, at its own number: 1 config, see include/config_text.lua; 2 shadow, see set_shadow.lua; 3 arrivals;
---        4 queues; 5 ends; 6 would. Then the configs of keys that requests name.
+--        4 queues; 5 ends; 6 shadow_report. Then the configs of keys that requests name.
 -- ARGV   1  limits   how many
 --        2  most     requests of a limit that are reckoned at once, >= 1
 --        3  reads    1: the script only reads, and what it reckons is not kept; 0: it is kept
@@ -17,8 +17,8 @@
 --        is - or what is stored for the key, with commas;
 --        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if
 --        nothing had been asked; both a minute and more beyond the last of these, 30 days at the most;
---        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited
---        us, longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count,
+--        shadow_report: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait),
+--        waited us, longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count,
 --        period; 30 days after the last.
 local LIMITS, MOST, READS = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local FIRST_LIMIT = 4
@@ -63,7 +63,7 @@ for i = 1, LIMITS do
     local rule = config
         or ARGV[at] ~= '-' and rule_of(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]) or nil
     local limit = {rule = rule, paused = paused, shadow = KEYS[first + 2], arrivals = KEYS[first + 3], queues = KEYS[first + 4],
-        ends = KEYS[first + 5], would = KEYS[first + 6], come = {}}
+        ends = KEYS[first + 5], report = KEYS[first + 6], come = {}}
     for j = at + 7, at + 6 + 6 * number, 6 do
         local own = ARGV[j + 3] ~= '0' and stored_in(call('GET', KEYS[tonumber(ARGV[j + 3])]))
         limit.come[#limit.come + 1] = {now - tonumber(ARGV[j]), format('%s %s %s %s %s', ARGV[j + 1], ARGV[j + 2],
@@ -82,11 +82,11 @@ end
 
 local NAMES = {'since', 'requests', 'delayed', 'refused', 'waited', 'longest', 'peak', 'at', 'count', 'period'}
 
-local function would_of(text)
-    local would = {}
-    for _, name in ipairs(NAMES) do would[name] = 0 end
-    for name, number in string.gmatch(text or '', '(%a+)=(%d+)') do would[name] = tonumber(number) end
-    return would
+local function report_of(text)
+    local report = {}
+    for _, name in ipairs(NAMES) do report[name] = 0 end
+    for name, number in string.gmatch(text or '', '(%a+)=(%d+)') do report[name] = tonumber(number) end
+    return report
 end
 
 -- A minute; of a slower rate, so many that a permit comes back in them.
@@ -94,19 +94,19 @@ local function span_of(queue)
     return MINUTE_US * max(1, ceil(queue.interval / MINUTE_US))
 end
 
-local function note_minute(would, queue, at, permits)
+local function note_minute(report, queue, at, permits)
     local span = span_of(queue)
     local minute = floor(at / span)
     if minute > queue.minute then queue.minute, queue.permits = minute, 0 end
     queue.permits = queue.permits + permits
     local peak = floor(queue.permits * 1000000 * queue.interval / span)
-    if peak > would.peak then
-        would.peak, would.at, would.count, would.period = peak, queue.minute * span, queue.count, queue.period
+    if peak > report.peak then
+        report.peak, report.at, report.count, report.period = peak, queue.minute * span, queue.count, queue.period
     end
 end
 
 local function reckon(limit)
-    local would, queues, done = would_of(call('GET', limit.would)), {}, {}
+    local report, queues, done = report_of(call('GET', limit.report)), {}, {}
     for i = 1, #limit.due, 2 do
         local number, permits, own, key = match(limit.due[i], '^(%d+) (%-?%d+) (%S+) %S+ (.*)$')
         local came = tonumber(limit.due[i + 1])
@@ -115,16 +115,16 @@ local function reckon(limit)
             queue = queue_of(unpacked(own) or limit.rule, call('HGET', limit.queues, key), came)
             queues[key] = queue
         end
-        if would.since == 0 then would.since = came end
+        if report.since == 0 then report.since = came end
         if number == '0' then correct(queue, came, tonumber(permits)) end
         for _ = 1, number do
             local turn = queue_up(queue, came, tonumber(permits), limit.paused)
             local delay = turn and ceil(turn - came) or 0
-            would.requests, would.waited = would.requests + 1, would.waited + delay
-            if not turn then would.refused = would.refused + 1 end
-            if delay > LONG_US then would.delayed = would.delayed + 1 end
-            would.longest = max(would.longest, delay)
-            note_minute(would, queue, came, tonumber(permits))
+            report.requests, report.waited = report.requests + 1, report.waited + delay
+            if not turn then report.refused = report.refused + 1 end
+            if delay > LONG_US then report.delayed = report.delayed + 1 end
+            report.longest = max(report.longest, delay)
+            note_minute(report, queue, came, tonumber(permits))
         end
         done[#done + 1] = limit.due[i]
     end
@@ -135,9 +135,9 @@ local function reckon(limit)
         call('ZADD', limit.ends, format('%.0f', full), key)
     end
     local said = {}
-    for i, name in ipairs(NAMES) do said[i] = format('%s=%.0f', name, would[name]) end
+    for i, name in ipairs(NAMES) do said[i] = format('%s=%.0f', name, report[name]) end
     local text = table.concat(said, ' ')
-    call('SET', limit.would, text, 'PX', int(DAYS_MS))
+    call('SET', limit.report, text, 'PX', int(DAYS_MS))
     return text
 end
 
@@ -157,11 +157,11 @@ local answer = {int(now)}
 for i, limit in ipairs(limits) do
     for _, each in ipairs(limit.come) do call('ZADD', limit.arrivals, int(each[1]), each[2]) end
     if #limit.come > 0 then call('PEXPIRE', limit.arrivals, int(DAYS_MS)) end
-    local would = #limit.due > 0 and reckon(limit) or call('GET', limit.would) or ''
+    local report = #limit.due > 0 and reckon(limit) or call('GET', limit.report) or ''
     if #limit.due > 0 then
         if #limit.due < 2 * MOST then clear(limit) end -- else others that have come by then are still to be reckoned
     end
     local pending = call('ZCARD', limit.arrivals) - (read_only and #limit.due / 2 or 0)
-    answer[i + 1] = {call('GET', limit.shadow) or '', would, pending}
+    answer[i + 1] = {call('GET', limit.shadow) or '', report, pending}
 end
 return answer

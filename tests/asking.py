@@ -14,8 +14,8 @@ __all__ = ["cancel_demands", "decide", "driven", "reply_to", "reserve_demands", 
 
 def reply_to(limiter: Limiter, verb: str, demands: Sequence[LimitRequest], *first: str | int) -> list[int]:
     """A script's reply."""
-    core = limiter.asker.core
-    return limiter.asker.drive(core.decide(getattr(core.scripts, verb), demands, *first))
+    core = limiter._asker.core
+    return limiter._asker.drive(core.decide(getattr(core.scripts, verb), demands, *first))
 
 
 def decide(limiter: Limiter, verb: str, demands: Sequence[LimitRequest], *first: str | int) -> Decision:
@@ -24,17 +24,17 @@ def decide(limiter: Limiter, verb: str, demands: Sequence[LimitRequest], *first:
 
 def driven(limiter: Limiter | AsyncLimiter, verb: str, **how: Any) -> Any:
     """A verb about demands, as a limiter of either kind does it: one for asyncio has to be awaited."""
-    asks: Any = getattr(limiter.asker.core, verb)(**how)
-    return limiter.asker.drive(asks)
+    asks: Any = getattr(limiter._asker.core, verb)(**how)
+    return limiter._asker.drive(asks)
 
 
 def reserve_demands(limiter: Limiter, demands: Sequence[LimitRequest], **how: Any) -> Decision:
-    return limiter.asker.drive(limiter.asker.core.reserve(demands, **how))
+    return limiter._asker.drive(limiter._asker.core.reserve(demands, **how))
 
 
 def settle_demands(limiter: Limiter, demands: Sequence[LimitRequest], actual: Sequence[int], **how: Any) -> bool:
-    return limiter.asker.drive(limiter.asker.core.settle(demands, actual, **how))
+    return limiter._asker.drive(limiter._asker.core.settle(demands, actual, **how))
 
 
 def cancel_demands(limiter: Limiter, demands: Sequence[LimitRequest], *, id: str) -> bool:
-    return limiter.asker.drive(limiter.asker.core.cancel(demands, id=id))
+    return limiter._asker.drive(limiter._asker.core.cancel(demands, id=id))

@@ -42,8 +42,8 @@ def _make(kind: Any, app: Celery) -> Any:
     limiter = kind.from_url(
         settings.url, quotas=settings.quotas, prefix=settings.prefix, counts=settings.counts, **options
     )
-    limiter.reader.others = _others(app)
-    limiter.reader.goes_by = lambda: goes_by(app)
+    limiter._reader.others = _others(app)
+    limiter._reader.goes_by = lambda: goes_by(app)
     return limiter
 
 

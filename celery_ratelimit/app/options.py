@@ -45,7 +45,7 @@ class Policy:
     Attributes:
         throttle: ``"retry"``, ``"wait"``, ``"drop"`` or ``"fail"``.
         inline_wait: seconds that a task may be held in the worker.
-        max_wait: seconds; a task whose slot is further away is given up; ``None``: never.
+        max_wait: seconds; a task whose slot is further away is given up; ``None``: it waits for ever.
         overflow: handling of a task that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
         coalesce: the task that stays of several equal waiting ones: ``"newest"``, ``"oldest"``; ``None``: all.
         coalesce_key: compares them: a template or a callable; ``None``: all arguments.

@@ -63,7 +63,7 @@ class Plan:
     @cached_property
     def reserves(self) -> bool:
         """Whether a message's priority matters, because a limit has a reserve."""
-        return any(limit.reserve is not None for limit in self.limits)
+        return any(limit.priority_reserve is not None for limit in self.limits)
 
     @cached_property
     def parks(self) -> bool:
@@ -153,8 +153,8 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     for limit in limits:
         _check_key(limit, where)
         check_arguments(limit, signature, where)
-        if limit.reserve is not None:
-            limit.reserve.check(where, limit.name, lowest_first=goes_by(task.app))
+        if limit.priority_reserve is not None:
+            limit.priority_reserve.check(where, limit.name, lowest_first=goes_by(task.app))
     policy = policy_of(task, limits, where)
     for limit in limits if policy.throttle == "wait" else ():
         if limit.fair is not None:
@@ -174,7 +174,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     node = node_of(task.app)
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
         fixed = demands_of(limits, None, (), {}, node)
-    lowest = any(limit.reserve is not None for limit in limits) and goes_by(task.app)
+    lowest = any(limit.priority_reserve is not None for limit in limits) and goes_by(task.app)
     return Plan(tuple(limits), policy, signature, fixed, node, lowest)
 
 
@@ -272,7 +272,11 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)
-        alike = other.wire(1) == limit.wire(1) and other.weights == limit.weights and other.reserve == limit.reserve
+        alike = (
+            other.wire(1) == limit.wire(1)
+            and other.weights == limit.weights
+            and other.priority_reserve == limit.priority_reserve
+        )
         if not alike or other.shadow != limit.shadow:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "

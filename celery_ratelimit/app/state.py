@@ -27,7 +27,7 @@ def limiter_of(app: Celery) -> Limiter:
 
 def leases_of(app: Celery) -> LeaseKeeper:
     """The leases of the tasks of ``app`` in this process."""
-    leases: LeaseKeeper = kept(app, "leases", lambda: LeaseKeeper(limiter_of(app).asker))
+    leases: LeaseKeeper = kept(app, "leases", lambda: LeaseKeeper(limiter_of(app)._asker))
     return leases
 
 
@@ -57,7 +57,7 @@ def check_store(app: Celery) -> StoreUnavailable | None:
     settings = settings_of(app)
     shown = without_password(settings.url)
     try:
-        for warning in limiter_of(app).asker.check_store():
+        for warning in limiter_of(app)._asker.check_store():
             logger.warning("ratelimit_url=%r: %s", shown, warning)
     except ConfigurationError as error:
         raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error

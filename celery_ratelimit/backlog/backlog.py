@@ -52,9 +52,9 @@ class Backlog:
     """
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
-        self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
+        self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter._asker, fleet, redelivery
         memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
-        self.scripts = scripts = Scripts(limiter.asker, fleet, memory)
+        self.scripts = scripts = Scripts(limiter._asker, fleet, memory)
         self.untold = PendingReports()
         self.register = FleetRegistry(scripts)
         self.contents = BacklogContents(scripts)

@@ -78,7 +78,7 @@ def unset(change: Change, shadow: bool) -> None:
     def do(limiter: Any) -> object:
         if shadow:
             return limiter.set_shadow(change.name, None, **change.said)
-        return limiter.delete(change.name, key=change.key, **change.said)
+        return limiter.unset_rate(change.name, key=change.key, **change.said)
 
     _change(change, do)
 

@@ -41,8 +41,8 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
     else:
         tell(_table(found))
         for each in found:
-            if each.would is not None:
-                click.echo(f"{plain(each.name)} is in shadow: {each.would}")
+            if each.shadow_report is not None:
+                click.echo(f"{plain(each.name)} is in shadow: {each.shadow_report}")
             for failure in each.failures:
                 click.echo(f"{plain(each.name)}: {plain(str(failure))}")
 
@@ -99,7 +99,7 @@ def _lines(each: LimitStatus) -> list[str]:
 
 
 def _data(each: LimitStatus) -> dict[str, Any]:
-    standing, config = each.standing, each.standing.config
+    standing, config, report = each.standing, each.standing.config, each.shadow_report
     return {
         "name": each.name,
         "state": each.state,
@@ -129,5 +129,5 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "failures": each.failures,
         "shadow": config.shadow,
         "stored_shadow": config.stored_shadow,
-        "would": None if each.would is None else {**asdict(each.would), "said": str(each.would)},
+        "shadow_report": None if report is None else {**asdict(report), "said": str(report)},
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..counts.figures import Stats
-from ..counts.would import Would
+from ..counts.shadow_report import ShadowReport
 from ..limits.any_limit import AnyLimit
 from ..limits.stored import Change, LimitConfig, WeightConfig
 from .limit_request import length_of
 from .operation import Operation, limiter_method
 from .permit_methods import LimiterBase
-from .shadow import ask_would
+from .resolve_request import several
+from .shadow import ask_shadow_reports
 from .stored_settings import check_shadow_to_store, note_of, weight_to_store
 from .usage import ask_counts
 
@@ -23,9 +24,9 @@ class AdminMethods(LimiterBase):
 
     def _named(self, name: str | AnyLimit, key: str | None, force: bool) -> Operation[tuple[str, AnyLimit | None]]:
         """The name of a known limit, and the limit as the code here has it."""
-        known, code = self.reader.code(name, key, force=force)
+        known, code = self._reader.code(name, key, force=force)
         if code is None and not force and not (yield from self._core.settings.is_known(known, key)):
-            raise self.reader.unknown(known)
+            raise self._reader.unknown(known)
         return known, code
 
     @limiter_method
@@ -94,7 +95,7 @@ class AdminMethods(LimiterBase):
         return (yield from set_rate(*known, rate, key=key, only_if_none=True, for_=for_, by=by, reason=reason))
 
     @limiter_method
-    def expire(
+    def expire_rate(
         self,
         name: str | AnyLimit,
         seconds: float,
@@ -110,7 +111,7 @@ class AdminMethods(LimiterBase):
         return (yield from self._core.settings.expire_rate(known, key, us, note_of(by, reason)))
 
     @limiter_method
-    def delete(
+    def unset_rate(
         self,
         name: str | AnyLimit,
         *,
@@ -206,7 +207,7 @@ class AdminMethods(LimiterBase):
 
         The script that makes a change also notes it. Versions before this one note nothing.
         """
-        known, code = self.reader.code(name, None, force=force)
+        known, code = self._reader.code(name, None, force=force)
         found = yield from self._core.settings.history(known, code)
         if not found:  # a limit with a history is known
             yield from self._named(name, None, force)
@@ -257,34 +258,37 @@ class AdminMethods(LimiterBase):
         return (yield from self._core.settings.pause(known, key, 0, note_of(by, reason))) == 1
 
     @limiter_method
-    def stats(self, name: str | AnyLimit, *, force: bool = False) -> Operation[Stats]:
-        """Counts of a limit's decisions: results, permits, waiting times, the last minutes, the heaviest users.
+    def stats(
+        self,
+        names: str | AnyLimit | Iterable[str | AnyLimit],
+        *,
+        totals: bool = False,
+        minutes: int | None = None,
+        force: bool = False,
+    ) -> Operation[dict[str, Stats]]:
+        """Counts of limits' decisions: results, permits, waiting times, the last minutes, the heaviest users.
 
         Workers and limiters count, and write to the store about once a second. Counts of stopped processes stay; a
         killed process loses its last second.
 
         Args:
-            name: the limit's name, or the limit.
-            force: also for an unknown name, see :meth:`set_rate`.
+            names: a limit's name, a limit, or several of them, such as :attr:`quotas`.
+            totals: leaves out seconds, minutes and users, which are most of the data.
+            minutes: reads only the last so many minutes that have decisions, at most 60.
+            force: also for unknown names, see :meth:`set_rate`.
+
+        Returns:
+            The stats by the limit's name, in the order of ``names``, also of a single limit.
         """
-        known, _ = yield from self._named(name, None, force)
-        (stats,) = yield from ask_counts(self._core, [known])
-        return stats
+        known: dict[str, None] = {}
+        for each in several(names):
+            known[(yield from self._named(each, None, force))[0]] = None
+        found = yield from ask_counts(self._core, list(known), totals=totals, minutes=minutes)
+        return {stats.name: stats for stats in found}
 
     @limiter_method
-    def stats_of(
-        self, names: Iterable[str], *, totals: bool = False, minutes: int | None = None
-    ) -> Operation[list[Stats]]:
-        """The stats of many limits at once, known or not, in the order of ``names``.
-
-        ``totals``: leaves out seconds, minutes and users, which are most of the data. ``minutes``: only the last so
-        many minutes that have decisions, at most 60.
-        """
-        return (yield from ask_counts(self._core, list(names), totals=totals, minutes=minutes))
-
-    @limiter_method
-    def would(self, name: str | AnyLimit, *, force: bool = False) -> Operation[Would]:
-        """What a limit in shadow would have done in force; its text is a sentence.
+    def shadow_report(self, name: str | AnyLimit, *, force: bool = False) -> Operation[ShadowReport]:
+        """What a limit in shadow would have done in force. The report's text is a sentence.
 
         Covers all requests since the shadow began, except the last few seconds.
 
@@ -293,4 +297,4 @@ class AdminMethods(LimiterBase):
             force: also for an unknown name, see :meth:`set_rate`.
         """
         known, code = yield from self._named(name, None, force)
-        return (yield from ask_would(self._core, {known: code}))[known]
+        return (yield from ask_shadow_reports(self._core, {known: code}))[known]

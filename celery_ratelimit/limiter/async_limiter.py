@@ -47,8 +47,8 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
         prefix: the start of every key in the store.
-        lowest_first: for quotas with a ``reserve``: whether the broker delivers the lowest priority first, as Redis
-            does. :meth:`from_app` sets it.
+        lowest_first: for quotas with a ``priority_reserve``: whether the broker delivers the lowest priority first, as
+            Redis does. :meth:`from_app` sets it.
         replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
         counts: whether decisions are counted, for :meth:`stats`.
 
@@ -70,11 +70,11 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        self.asker = AsyncStoreRunner(client, prefix, replace_includes)
-        self._counting = AsyncUsageReporter(self.asker) if counts else None
-        super().__init__(quotas, prefix, self.asker.core, self.asker.clock, lowest_first)
+        self._asker = AsyncStoreRunner(client, prefix, replace_includes)
+        self._counting = AsyncUsageReporter(self._asker) if counts else None
+        super().__init__(quotas, prefix, self._asker.core, self._asker.clock, lowest_first)
         self.client = client
-        self._places = AsyncLeaseKeeper(self.asker)
+        self._places = AsyncLeaseKeeper(self._asker)
         self._owns_client = False
 
     @classmethod
@@ -106,7 +106,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
             async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=counts
         )
         limiter._owns_client = True
-        limiter.asker.wait_for_connection(connection_wait_of(url, **options))
+        limiter._asker.wait_for_connection(connection_wait_of(url, **options))
         return limiter
 
     @classmethod
@@ -115,20 +115,20 @@ class AsyncLimiter(PermitMethods, AdminMethods):
 
         Each call makes a new one, since it belongs to an event loop: ``async with AsyncLimiter.from_app(app) as …``.
         """
-        limiter: AsyncLimiter = cls.of_app(cls, app)
+        limiter: AsyncLimiter = cls._of_app(cls, app)
         return limiter
 
     async def aclose(self) -> None:
         """Write the counts to the store, finish open calls, and close the connections that :meth:`from_url` made."""
         if self._counting is not None:
             await self._counting.aclose()
-        await self.asker.aclose()
+        await self._asker.aclose()
         if self._owns_client:
             await async_close_client(self.client)
 
     async def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        await self.asker.ping()
+        await self._asker.ping()
 
     async def __aenter__(self) -> AsyncLimiter:
         return self
@@ -158,7 +158,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         Raises:
             Throttled: the slot is further away than ``max_wait``, or the queue is full. A block cannot be skipped.
         """
-        return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return self._permit(self._reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
         self,
@@ -183,11 +183,11 @@ class AsyncLimiter(PermitMethods, AdminMethods):
                     f"{function!r} is no coroutine function: use Limiter.limited for a plain one, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self.reader.kept_by(limits, key), cost)
+            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with self._permit(self.reader.of_priority(demands(args, kwargs), priority), max_wait):
+                async with self._permit(self._reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return await function(*args, **kwargs)
 
             return limited
@@ -199,11 +199,11 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         decision = await self._await(self._acquire(demands, max_wait))
         if not decision.allowed:
             raise throttled(decision, max_wait)
-        if not leased(decision.demands):
+        if not leased(decision._demands):
             yield decision
             return
         async with self._places.held(decision):
             yield decision
 
     async def _await(self, operation: Operation[R], /) -> R:
-        return await self.asker.drive(operation)
+        return await self._asker.drive(operation)

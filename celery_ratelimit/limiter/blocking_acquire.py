@@ -50,7 +50,7 @@ def acquire(
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision
-            if not decision.allowed and (decision.full or is_beyond(decision, left)):
+            if not decision.allowed and (decision.queue_full or is_beyond(decision, left)):
                 if has_slot:  # of an earlier decision; no slot is kept beyond `left`
                     with suppress(*STORE_TROUBLES):  # the slot lapses
                         yield from core.forget(demands, id=id)
@@ -76,8 +76,8 @@ def _give_back(
         if decision is not None and decision.allowed:
             rates = [demand for demand in demands if not isinstance(demand.limit, Concurrency)]
             if rates:
-                yield from core.settle(rates, [0] * len(rates), id=decision.id, granted_at=decision.granted_at)
-            yield from core.release(demands, id=decision.id, granted_at=decision.granted_at)
+                yield from core.settle(rates, [0] * len(rates), id=decision.id, granted_at=decision._granted_at)
+            yield from core.release(demands, id=decision.id, granted_at=decision._granted_at)
         elif id:
             yield from core.forget(demands, id=id)
             if decision is None:
@@ -107,7 +107,7 @@ def nap(decision: Decision) -> float:
     wait = decision.retry_after
     if decision.allowed:
         return wait
-    if leased(decision.demands):
+    if leased(decision._demands):
         return min(wait, max(_SHORTEST_NAP, wait / 4), _LONGEST_NAP)
     return wait - _EARLY if len(decision.states) > 1 and wait > _EARLY else wait
 
@@ -116,7 +116,7 @@ def throttled(decision: Decision, max_wait: float | None) -> Throttled:
     """A refusal as an exception. It names ``max_wait``, the seconds that the caller would have waited, unless the
     queue is full.
     """
-    refused = decision.binding, decision.remaining, decision.reset_after
+    refused = decision.limited_by, decision.remaining, decision.reset_after
     keys = [each.key for each in decision.states if (each.name, each.remaining, each.reset_after) == refused]
-    beyond = None if decision.full else max_wait
-    return Throttled(decision.binding or "", decision.retry_after, beyond, keys[0] if keys else "")
+    beyond = None if decision.queue_full else max_wait
+    return Throttled(decision.limited_by or "", decision.retry_after, beyond, keys[0] if keys else "")

@@ -235,7 +235,7 @@ class AsyncLeaseKeeper:
     @asynccontextmanager
     async def held(self, decision: Decision) -> AsyncIterator[None]:
         """Hold the decision's leases while the block runs."""
-        pause = renewal_pause(decision.demands)
+        pause = renewal_pause(decision._demands)
         renewing = self._asker.start(self._keep_renewing(decision, pause))
         try:
             yield
@@ -244,7 +244,7 @@ class AsyncLeaseKeeper:
             await asyncio.shield(self._asker.start(self._end(decision, pause)))
 
     async def _keep_renewing(self, decision: Decision, pause: float) -> None:
-        leases = [(demand, decision.id) for demand in leased(decision.demands)]
+        leases = [(demand, decision.id) for demand in leased(decision._demands)]
         kept, said = True, ""
         while kept:
             await asyncio.sleep(pause)
@@ -267,7 +267,7 @@ class AsyncLeaseKeeper:
             await asyncio.sleep(after)
         core = self._asker.core
         try:
-            await self._asker.drive(core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
+            await self._asker.drive(core.release(decision._demands, id=decision.id, granted_at=decision._granted_at))
         except STORE_TROUBLES as error:
             logger.debug("places not given back this time: %r", error)
             if tries:

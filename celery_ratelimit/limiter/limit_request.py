@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
-from ..limits.reserve import MILLION
+from ..limits.priority_reserve import MILLION
 from ..store.keys import short
 from ..store.resp import bulk
 
@@ -94,20 +94,20 @@ class LimitRequest:
 
     @cached_property
     def _leaves(self) -> int:
-        if self.limit.reserve is None:
+        if self.limit.priority_reserve is None:
             return 0
-        most: int = self.limit.reserve.most
+        most: int = self.limit.priority_reserve.most
         return most if self.leaves is None else self.leaves
 
     @cached_property
     def passes(self) -> bool:
         """Whether the call may use the reserve, and so goes before waiting calls that may not."""
-        return self.limit.reserve is not None and self._leaves < self.limit.reserve.most
+        return self.limit.priority_reserve is not None and self._leaves < self.limit.priority_reserve.most
 
     @cached_property
     def leaves_in_record(self) -> int | None:
         """The field ``leaves`` of a parked task's record: ``lua/take_due.lua`` reserves its slot with it."""
-        if self.leaves is None or self.limit.reserve is None:
+        if self.leaves is None or self.limit.priority_reserve is None:
             return None
         return -int(self.limit.wire(self.cost, self.leaves)[5])
 
@@ -129,8 +129,8 @@ def _with_priority(
     return tuple(
         [
             demand
-            if demand.limit.reserve is None
-            else replace(demand, leaves=demand.limit.reserve.left_by(priority, lowest_first=lowest_first))
+            if demand.limit.priority_reserve is None
+            else replace(demand, leaves=demand.limit.priority_reserve.left_by(priority, lowest_first=lowest_first))
             for demand in demands
         ]
     )
@@ -232,7 +232,7 @@ def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
 
 
 def longest_wait(max_wait: Any) -> float:
-    """Seconds that a call may wait for its slot; ``None``: no bound."""
+    """Seconds that a call may wait for its slot; ``None``: for ever."""
     if max_wait == 0:  # the usual call
         return 0.0
     return _FOREVER if max_wait is None else seconds_of("max_wait", max_wait)

@@ -51,15 +51,14 @@ class Limiter(SyncAcquire, AdminMethods):
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
         prefix: the start of every key in the store.
-        lowest_first: for quotas with a ``reserve``: whether the broker delivers the lowest priority first, as Redis
-            does. :meth:`from_app` sets it.
+        lowest_first: for quotas with a ``priority_reserve``: whether the broker delivers the lowest priority first, as
+            Redis does. :meth:`from_app` sets it.
         replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
         counts: whether decisions are counted, for :meth:`stats`.
 
     Attributes:
         quotas: limits by name; more may be added.
         client: as given.
-        asker: runs operations whose requests are resolved already, as workers do.
     """
 
     def __init__(
@@ -73,9 +72,9 @@ class Limiter(SyncAcquire, AdminMethods):
         counts: bool = True,
     ) -> None:
         super().__init__(quotas, StoreRunner(client, prefix, replace_includes), lowest_first)
-        self._counting = UsageReporter(self.asker) if counts else None
+        self._counting = UsageReporter(self._asker) if counts else None
         self.client = client
-        self._places = LeaseKeeper(self.asker)
+        self._places = LeaseKeeper(self._asker)
         self._owns_client = False
 
     @classmethod
@@ -117,7 +116,7 @@ class Limiter(SyncAcquire, AdminMethods):
         Raises:
             ConfigurationError: a setting is invalid.
         """
-        limiter: Limiter = cls.of_app(cls, app)
+        limiter: Limiter = cls._of_app(cls, app)
         return limiter
 
     def close(self) -> None:
@@ -129,13 +128,13 @@ class Limiter(SyncAcquire, AdminMethods):
         self._places.close()
         if self._counting is not None:
             self._counting.close()
-        self.asker.close()
+        self._asker.close()
         if self._owns_client:
             close_client(self.client)
 
     def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
-        self.asker.ping()
+        self._asker.ping()
 
     def check_store(self) -> list[str]:
         """Check that the store can hold limits, and that the store user has the permissions it needs.
@@ -147,7 +146,7 @@ class Limiter(SyncAcquire, AdminMethods):
             ConfigurationError: the store is too old, a read-only replica, or refuses a command; says what to do.
             StoreUnavailable: the store did not answer.
         """
-        return self.asker.check_store()
+        return self._asker.check_store()
 
     def __enter__(self) -> Limiter:
         return self
@@ -177,13 +176,13 @@ class Limiter(SyncAcquire, AdminMethods):
 
         Args:
             limits: as in :meth:`acquire`; so are ``args``, ``key``, ``cost`` and ``priority``.
-            max_wait: seconds that the block may wait for its slot. Default: no bound.
+            max_wait: seconds that the block may sleep until its slot; ``None``, the default: for ever.
 
         Raises:
             Throttled: the slot is further away than ``max_wait``, or the queue is full (a leaky bucket's
                 ``capacity``). A ``with`` block cannot be skipped; :meth:`acquire` returns a refusal instead.
         """
-        return _Permit(self, self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return _Permit(self, self._reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
         self,
@@ -219,11 +218,11 @@ class Limiter(SyncAcquire, AdminMethods):
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self.reader.kept_by(limits, key), cost)
+            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                with _Permit(self, self.reader.of_priority(demands(args, kwargs), priority), max_wait):
+                with _Permit(self, self._reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return function(*args, **kwargs)
 
             return limited
@@ -243,10 +242,10 @@ class _Permit(AbstractContextManager[Decision]):
         decision = limiter._run(limiter._acquire(self._demands, self._max_wait))
         if not decision.allowed:
             raise throttled(decision, self._max_wait)
-        if leased(decision.demands):
+        if leased(decision._demands):
             self._held = decision.id
             try:
-                limiter._places.begin(decision.id, decision.demands, decision.granted_at)
+                limiter._places.begin(decision.id, decision._demands, decision._granted_at)
             except BaseException:
                 self.__exit__()
                 raise

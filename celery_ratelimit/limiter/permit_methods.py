@@ -25,7 +25,7 @@ from .limit_request import (
 from .operation import Operation, limiter_method
 from .resolve_request import RequestResolver
 from .script_operations import Operations
-from .shadow import ask_would, asked_of, passed
+from .shadow import ask_shadow_reports, asked_of, passed
 from .stored_settings import note_of
 from .usage import note, note_lost
 
@@ -33,7 +33,8 @@ __all__ = ["LimiterBase", "PermitMethods"]
 
 
 class LimiterBase:
-    """The parts that both limiters share.
+    """The parts that both limiters share. Private, but for the whole package: ``_reader``, which resolves requests, and
+    ``_asker``, which runs operations for resolved requests; ``_pass_by`` and ``_correct``.
 
     Args:
         quotas, prefix, lowest_first: see :class:`~celery_ratelimit.Limiter`.
@@ -42,24 +43,24 @@ class LimiterBase:
     """
 
     #: Makes an app's limiter of this class. The package sets it: the limiter layer does not know Celery apps.
-    of_app: ClassVar[Callable[[type[LimiterBase], Any], Any]]
+    _of_app: ClassVar[Callable[[type[LimiterBase], Any], Any]]
     _counting: Any
 
     def __init__(
         self, quotas: Mapping[str, Any] | None, prefix: str, core: Operations, clock: Any, lowest_first: bool | None
     ) -> None:
         self.prefix = prefix
-        self.reader = RequestResolver(quotas)
-        self.reader.goes_by = lambda: lowest_first
+        self._reader = RequestResolver(quotas)
+        self._reader.goes_by = lambda: lowest_first
         self._core, self._clock = core, clock
 
-    def pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
+    def _pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
         """Count a call that limits in shadow let through; ``users``: see ``Tally``."""
         if self._counting is not None:
             self._core.shadows.note(shadow)
             self._counting.counter.shadowed(asked_of(shadow), users)
 
-    def correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
+    def _correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
         """Correct the counted cost of a call that limits in shadow let through."""
         if self._counting is not None:
             more = [(each.name, each.key, cost - each.cost) for each, cost in zip(shadow, actual, strict=True)]
@@ -67,13 +68,13 @@ class LimiterBase:
             self._counting.counter.corrected(more)
 
     def _let_through(self, decision: Decision, shadow: tuple[LimitRequest, ...]) -> Decision:
-        self.pass_by(shadow)
-        return replace(decision, shadow=shadow)
+        self._pass_by(shadow)
+        return replace(decision, _shadow=shadow)
 
     @property
     def quotas(self) -> dict[str, AnyLimit]:
         """Limits by name; more may be added."""
-        return self.reader.quotas
+        return self._reader.quotas
 
 
 class PermitMethods(LimiterBase):
@@ -100,9 +101,9 @@ class PermitMethods(LimiterBase):
             args: the call's arguments by name: each limit takes its key and cost from them, as from a task's arguments.
             key: the bucket's key, as shown everywhere, for limits with keys. Other limits have a single bucket.
             cost: permits to take from each limit. Default: each limit's own cost.
-            priority: the call's priority in the broker's numbers, for limits with a ``reserve``. Default: the priority
-                of a message that is sent without one.
-            max_wait: seconds that the call may sleep until its slot; ``None``: no bound.
+            priority: the call's priority in the broker's numbers, for limits with a ``priority_reserve``. Default: the
+                priority of a message that is sent without one.
+            max_wait: seconds that the call may sleep until its slot; ``None``: for ever. Default: not at all.
 
         Returns:
             The decision. If it allows the call, the permits are good now.
@@ -118,14 +119,14 @@ class PermitMethods(LimiterBase):
         does not notice a higher rate, the end of a pause or a reset: it sleeps until its slot. Where that matters, pass
         a shorter ``max_wait`` and call again.
         """
-        return (yield from self._acquire(self.reader.demands(limits, key, cost, args, priority), max_wait))
+        return (yield from self._acquire(self._reader.demands(limits, key, cost, args, priority), max_wait))
 
     def _acquire(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
         shadows = self._core.shadows
         asked, shadow = shadows.split(demands)
         if shadow and self._counting is None and shadows.is_to_look(self._clock.monotonic()):
             with suppress(*STORE_TROUBLES):
-                yield from ask_would(self._core, {each.name: each.limit for each in shadow})
+                yield from ask_shadow_reports(self._core, {each.name: each.limit for each in shadow})
             asked, shadow = shadows.split(demands)
         if asked or not shadow:
             decision = yield from self._acquire_and_count(asked, max_wait)
@@ -159,7 +160,7 @@ class PermitMethods(LimiterBase):
         priority: int | None = None,
     ) -> Operation[Decision]:
         """The decision that :meth:`acquire` would return now. Takes nothing; another caller may be quicker."""
-        return (yield from self._peek(self.reader.demands(limits, key, cost, args, priority)))
+        return (yield from self._peek(self._reader.demands(limits, key, cost, args, priority)))
 
     def _peek(self, demands: tuple[LimitRequest, ...]) -> Operation[Decision]:
         asked, shadow = self._core.shadows.split(demands)
@@ -181,7 +182,7 @@ class PermitMethods(LimiterBase):
         Reservations for a later time stay good, in addition. Cancelling or settling one afterwards may return permits
         that other callers have taken since. ``force``: also for an unknown name, see :meth:`set_rate`.
         """
-        yield from self._core.reset(self.reader.to_reset(limits, key, args, force=force), note_of(by, reason))
+        yield from self._core.reset(self._reader.to_reset(limits, key, args, force=force), note_of(by, reason))
 
     @limiter_method
     def reserve(
@@ -210,7 +211,7 @@ class PermitMethods(LimiterBase):
         more limits finds these limits only, without an error. An ``id`` reserved with fewer limits is an error; on a
         cluster, limits on other nodes are reserved too.
         """
-        demands = self.reader.demands(limits, key, cost, args, priority)
+        demands = self._reader.demands(limits, key, cost, args, priority)
         check_reservable(demands, id)
         asked, shadow = self._core.shadows.split(demands)
         seconds, decision = seconds_of("horizon", horizon, 0), passed(shadow, id) if shadow else None
@@ -219,7 +220,7 @@ class PermitMethods(LimiterBase):
         if not shadow:
             return decision
         is_new = decision.allowed and self._core.shadows.is_first(("reserved", id))
-        return self._let_through(decision, shadow) if is_new else replace(decision, shadow=shadow)
+        return self._let_through(decision, shadow) if is_new else replace(decision, _shadow=shadow)
 
     @limiter_method
     def cancel(
@@ -236,10 +237,10 @@ class PermitMethods(LimiterBase):
         Permits come back as far as no limit can be exceeded: all of them if nothing is reserved behind, fewer if
         something is, and none if the permit is further in the past than its cost.
         """
-        asked, shadow = self._core.shadows.split(self.reader.plain(limits, key, cost, args))
+        asked, shadow = self._core.shadows.split(self._reader.plain(limits, key, cost, args))
         was_there = bool(shadow) and self._core.shadows.forget(("reserved", id))
         if was_there:
-            self.correct(shadow, [0] * len(shadow))
+            self._correct(shadow, [0] * len(shadow))
         return (yield from self._core.cancel(asked, id=id)) if asked else was_there
 
     @limiter_method
@@ -261,28 +262,28 @@ class PermitMethods(LimiterBase):
             Whether this call settled it; False if an earlier call had.
         """
         check_settled(decision)
-        demands, shadow = decision.demands, decision.shadow
+        demands, shadow = decision._demands, decision._shadow
         if not demands and not shadow:
             return False
         actual = actual_costs((*demands, *shadow), actual_cost, limit)
         check_actual((*demands, *shadow), actual)
         is_first = bool(shadow) and self._core.shadows.is_first(("settled", decision.id))
         if is_first:
-            self.correct(shadow, actual[len(demands) :])
+            self._correct(shadow, actual[len(demands) :])
         if not demands:
             return is_first
         actual = actual[: len(demands)]
-        return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision.granted_at))
+        return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision._granted_at))
 
     @limiter_method
     def release(self, decision: Decision) -> Operation[bool]:
         """Release the :class:`Concurrency` leases that a call holds. Idempotent; False: there were none."""
-        return (yield from self._core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
+        return (yield from self._core.release(decision._demands, id=decision.id, granted_at=decision._granted_at))
 
     @limiter_method
     def renew(self, decision: Decision) -> Operation[bool]:
         """Renew the leases that a call holds, for another ``lease`` seconds from now. False: one had expired."""
-        return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision.demands)])))
+        return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision._demands)])))
 
     @limiter_method
     def available(
@@ -294,5 +295,5 @@ class PermitMethods(LimiterBase):
         priority: int | None = None,
     ) -> Operation[int]:
         """The permits that could be taken now: the smallest number over the limits."""
-        decision = yield from self._peek(self.reader.demands(limits, key, 1, args, priority))
+        decision = yield from self._peek(self._reader.demands(limits, key, 1, args, priority))
         return min(state.remaining for state in decision.states) if decision.allowed else 0

@@ -18,7 +18,7 @@ from ..names import listed, near
 from ..store.keys import short
 from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
 
-__all__ = ["RequestResolver", "demands_of", "reader_of"]
+__all__ = ["RequestResolver", "demands_of", "reader_of", "several"]
 
 
 class RequestResolver:
@@ -62,15 +62,16 @@ class RequestResolver:
             raise ConfigurationError(
                 f"priority={shown(priority)} must be a number from 0 to 255, as messages are sent with"
             )
-        reserved = [demand.limit for demand in demands if demand.limit.reserve is not None]
+        reserved = [demand.limit for demand in demands if demand.limit.priority_reserve is not None]
         if not reserved:
             return demands
         lowest = self.goes_by()
         if lowest is None:
             raise ConfigurationError(
-                f"limit {reserved[0].name!r} has reserve={reserved[0].reserve!r}, and this limiter does not know which "
-                "priorities go first at your broker: make it with Limiter.from_app(app), or say it: "
-                "lowest_first=True where the broker is a Redis, lowest_first=False where it is RabbitMQ"
+                f"limit {reserved[0].name!r} has priority_reserve={reserved[0].priority_reserve!r}, and "
+                "this limiter does not know which priorities go first at your broker: make it with "
+                "Limiter.from_app(app), or say it: lowest_first=True where the broker is a Redis, lowest_first=False "
+                "where it is RabbitMQ"
             )
         return with_priority(demands, priority or 0, lowest_first=lowest)
 
@@ -81,10 +82,10 @@ class RequestResolver:
 
         With ``args``, each limit takes its key and cost from the arguments, as a task's do, unless they are given.
         """
-        several = _some(self.several(limits), key)
+        chosen = _some(self.resolved(limits), key)
         if isinstance(key, str):
             key = short(key)
-        asked = [(limit, key, cost) for limit in several]
+        asked = [(limit, key, cost) for limit in chosen]
         if args is not None:
             if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
                 raise ConfigurationError(
@@ -96,19 +97,16 @@ class RequestResolver:
                     short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
                     cost_of(limit, args, (), args) if cost is None else cost,
                 )
-                for limit in several
+                for limit in chosen
             ]
         try:
             return each_bucket_once([self._demand(*each) for each in asked])
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
             return each_bucket_once([_demand(*each) for each in asked])
 
-    def several(self, limits: Limits) -> tuple[AnyLimit, ...]:
+    def resolved(self, limits: Limits) -> tuple[AnyLimit, ...]:
         """The limits as a tuple, with names resolved."""
-        several = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
-        if not isinstance(several, Iterable):
-            raise _no_limit(several)
-        return tuple([self.quota(each) if isinstance(each, str) else each for each in several])
+        return tuple([self.quota(each) if isinstance(each, str) else each for each in several(limits)])
 
     def kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
         """The limits with ``key``, a template or a callable, in place of their own keys.
@@ -116,16 +114,15 @@ class RequestResolver:
         Limits without keys stay single buckets. If no limit has a key, ``key`` applies to the :class:`Limit` objects,
         and not to quotas, which other callers share.
         """
-        several = self.several(limits)
+        resolved = self.resolved(limits)
         if key is None:
-            return several
-        written = [limits] if isinstance(limits, (str, AnyLimit)) else list(limits)
-        chosen = [limit.key is not None for limit in several]
+            return resolved
+        chosen = [limit.key is not None for limit in resolved]
         if not any(chosen):
-            chosen = [not isinstance(each, str) for each in written]
-        if several and not any(chosen):
-            raise _not_kept_by_key(several, key)
-        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
+            chosen = [not isinstance(each, str) for each in several(limits)]
+        if resolved and not any(chosen):
+            raise _not_kept_by_key(resolved, key)
+        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(resolved, chosen, strict=True)])
 
     def quota(self, name: str) -> AnyLimit:
         limit = self._found(name)
@@ -180,7 +177,7 @@ class RequestResolver:
             return self.plain(limits, key, 1, args)
         known: list[AnyLimit] = []
         unknown: list[LimitRequest] = []
-        for each in [limits] if isinstance(limits, (str, AnyLimit)) else limits:
+        for each in several(limits):
             name, code = self.code(each, key, force=True)
             if code is None or (key is not None and code.key is None):
                 unknown += [LimitRequest(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
@@ -245,6 +242,15 @@ def demands_of(
             for limit in limits
         ]
     )
+
+
+def several(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[str | AnyLimit, ...]:
+    """One limit or several, each a name or a limit, as a tuple."""
+    if isinstance(limits, (str, AnyLimit)):
+        return (limits,)
+    if not isinstance(limits, Iterable):
+        raise _no_limit(limits)
+    return tuple(limits)
 
 
 def _named(limit: AnyLimit, name: str) -> AnyLimit:

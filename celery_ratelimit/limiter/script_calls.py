@@ -196,7 +196,7 @@ def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str =
         numbers = [reply[told + i :: 4] for i in range(4)]
         states = tuple(
             [
-                state._replace(limit=size, interval=period / count / 1e6 if count else 0.0, version=version)
+                state._replace(capacity=size, interval=period / count / 1e6 if count else 0.0, version=version)
                 for state, size, count, period, version in zip(states, *numbers, strict=True)
             ]
         )
@@ -204,14 +204,14 @@ def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str =
         tightest = states[binding - 1]
     else:
         tightest = states[0]
-        least = tightest.remaining / tightest.limit
+        least = tightest.remaining / tightest.capacity
         for state in states:
-            part = state.remaining / state.limit
+            part = state.remaining / state.capacity
             if part < least or (part == least and state.reset_after > tightest.reset_after):
                 tightest, least = state, part
     return Decision(
         allowed == 1,
-        tightest.limit,
+        tightest.capacity,
         tightest.remaining,
         wait / 1e6,
         tightest.reset_after,

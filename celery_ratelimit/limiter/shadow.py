@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..counts.arrivals import Arrival, Arrivals
-from ..counts.would import Would, read_would
+from ..counts.shadow_report import ShadowReport, read_shadow_report
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision, LimitState
@@ -23,7 +23,7 @@ from .stored_settings import read_shadow
 if TYPE_CHECKING:
     from .script_operations import Operations
 
-__all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
+__all__ = ["Shadows", "ask_shadow_reports", "ask_shadows", "asked_of", "passed", "tell_arrivals"]
 
 #: Limits and requests that one script call reports, and requests that it simulates: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 500
@@ -132,7 +132,7 @@ def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
     """The decision about a call whose limits are all in shadow, made without the store."""
     states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
     first = states[0]
-    return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
+    return Decision(True, first.capacity, first.remaining, 0.0, 0.0, None, states, id=id, _shadow=tuple(shadow))
 
 
 def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
@@ -144,27 +144,27 @@ def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
     for several in batches(core.is_cluster, each, _LIMITS, _TOLD, lambda told: len(told[1])):
         # One time for all: otherwise a pause of this process between two ages would change their order.
         (reply,) = yield from run_all([_reckoning(core, several, shadows.limits, arrivals.now())])
-        for name, (_, would) in _read_reckoned(core, several, reply).items():
-            if not would.pending:
+        for name, (_, report) in _read_reckoned(core, several, reply).items():
+            if not report.pending:
                 rounds[name] = 0
     shadows.pending = {name: left for name, left in rounds.items() if left}
 
 
-def ask_would(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
+def ask_shadow_reports(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, ShadowReport]]:
     """What limits in shadow would have done, as far as simulated; reads their stored shadows, too.
 
     Nothing is written: reported requests are simulated for good with later reports. ``None``: the limit is not known
     here, and other processes have it simulated.
     """
     found = yield from ask_shadows(core, limits)
-    return {name: would for name, (_, would) in found.items()}
+    return {name: report for name, (_, report) in found.items()}
 
 
 def ask_shadows(
     core: Operations, limits: Mapping[str, AnyLimit | None]
-) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
-    """As :func:`ask_would`, with the stored shadow of each limit."""
-    found: dict[str, tuple[StoredShadow | None, Would]] = {}
+) -> Operation[dict[str, tuple[StoredShadow | None, ShadowReport]]]:
+    """As :func:`ask_shadow_reports`, with the stored shadow of each limit."""
+    found: dict[str, tuple[StoredShadow | None, ShadowReport]] = {}
     parts = batches(core.is_cluster, [(name, list[Arrival]()) for name in limits], _LIMITS)
     replies = yield from run_all([_reckoning(core, part, limits, None) for part in parts])
     for part, reply in zip(parts, replies, strict=True):
@@ -199,10 +199,10 @@ def _reckoning(
 
 def _read_reckoned(
     core: Operations, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
-) -> dict[str, tuple[StoredShadow | None, Would]]:
+) -> dict[str, tuple[StoredShadow | None, ShadowReport]]:
     us, *said = reply
     found = {
-        name: (read_shadow(each[0]), read_would(each[1], int(each[2]), int(us)))
+        name: (read_shadow(each[0]), read_shadow_report(each[1], int(each[2]), int(us)))
         for (name, _), each in zip(several, said, strict=True)
     }
     core.shadows.learn({name: None if stored is None else stored.on for name, (stored, _) in found.items()})
@@ -211,4 +211,8 @@ def _read_reckoned(
 
 def _without_reserve(limit: AnyLimit) -> AnyLimit:
     """The limit without its reserve, which holds back calls of low priority, not the queue as a whole."""
-    return replace(limit, reserve=None, cost=1) if isinstance(limit, Limit) and limit.reserve is not None else limit
+    return (
+        replace(limit, priority_reserve=None, cost=1)
+        if isinstance(limit, Limit) and limit.priority_reserve is not None
+        else limit
+    )

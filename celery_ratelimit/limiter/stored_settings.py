@@ -42,7 +42,7 @@ __all__ = ["SettingCalls", "check_shadow_to_store", "note_of", "read_config", "r
 #: Characters of a reason that are kept.
 LONGEST = 1000
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"}
 
 
 class SettingCalls:
@@ -85,7 +85,7 @@ class SettingCalls:
         options = {each.name: getattr(limit, each.name) for each in fields(limit) if each.name not in _NOT_STORED}
         defaults = {each.name: each.default for each in fields(limit)}
         note = note_of(by, reason, {name: value for name, value in options.items() if value != defaults[name]})
-        extra = 0 if limit.reserve is not None else extra  # the reserve is the code's
+        extra = 0 if limit.priority_reserve is not None else extra  # the reserve is the code's
         values = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
         return bool((yield from _reply(self._scripts.set_rate, self._changes(name, key), values)) == 1)
 

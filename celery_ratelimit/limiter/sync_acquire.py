@@ -57,11 +57,11 @@ class SyncAcquire(PermitMethods):
 
     def __init__(self, quotas: Mapping[str, Any] | None, asker: StoreRunner, lowest_first: bool | None) -> None:
         super().__init__(quotas, asker.prefix, asker.core, asker.clock, lowest_first)
-        self.asker = asker
+        self._asker = asker
         self._warm: dict[Any, WarmAcquire | None] = {}
 
     def _run(self, operation: Operation[R], /) -> R:
-        return self.asker.drive(operation)
+        return self._asker.drive(operation)
 
     def acquire(
         self,
@@ -78,16 +78,16 @@ class SyncAcquire(PermitMethods):
             if args is None:
                 asked: Any = (tuple(limits) if type(limits) is list else limits, key, cost)
             else:
-                asked = self.reader.plain(limits, key, cost, args)
+                asked = self._reader.plain(limits, key, cost, args)
             try:
                 warm = self._warm[asked]
             except KeyError:
-                warm = self._prepare(asked, asked if args is not None else self.reader.plain(limits, key, cost, None))
+                warm = self._prepare(asked, asked if args is not None else self._reader.plain(limits, key, cost, None))
             except TypeError:  # not hashable, and so invalid
                 pass
         if warm is not None and not self._core.shadows.stored:
             for name, quota in warm.quotas:
-                if self.reader.quotas.get(name) is not quota:
+                if self._reader.quotas.get(name) is not quota:
                     self._warm.pop(asked, None)
                     return self.acquire(limits, key=key, cost=cost)
             return self._acquire_warm(warm)
@@ -102,7 +102,7 @@ class SyncAcquire(PermitMethods):
         """Do what :meth:`_acquire` does, for a prepared call that does not wait."""
         counting = self._counting
         try:
-            reply = self.asker.store(self.asker.link.exchange, warm.command)
+            reply = self._asker.store(self._asker.link.exchange, warm.command)
         except RateLimitError as error:
             if isinstance(error.__cause__, NoScriptError):
                 return self._run(self._acquire(warm.demands, 0.0))
@@ -132,9 +132,9 @@ class SyncAcquire(PermitMethods):
         names = [each for each in named if isinstance(each, str)]
         warm = None
         if (
-            self.asker.link.takes_bytes
+            self._asker.link.takes_bytes
             and core.takes_one_script(demands)
-            and not (leased(demands) or any(limit.shadow or limit.reserve is not None for limit in limits))
+            and not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
             and all(name in self.quotas for name in names)
         ):
             script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])

@@ -49,7 +49,7 @@ def note(counter: Counter, demands: Sequence[LimitRequest], decision: Decision, 
         asked = [(demand.name, demand.key, demand.cost) for demand in demands]
         counter.started("waited", asked, waited)
     else:
-        counter.happened("refused", [decision.binding] if decision.binding else [each.name for each in demands])
+        counter.happened("refused", [decision.limited_by] if decision.limited_by else [each.name for each in demands])
 
 
 def note_lost(counter: Counter, demands: Sequence[LimitRequest]) -> None:

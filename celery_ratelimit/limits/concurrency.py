@@ -62,7 +62,7 @@ class Concurrency(AnyLimit):
     method: ClassVar[str] = "concurrency"
     algorithm: ClassVar[str] = "concurrency"
     interval: ClassVar[float] = 0.0
-    reserve: ClassVar[None] = None
+    priority_reserve: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         who = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"

@@ -14,7 +14,7 @@ class LimitState(NamedTuple):
     Attributes:
         name: the limit's name.
         key: the bucket's key; ``""``: the limit has a single bucket.
-        limit: permits of the full bucket (its burst).
+        capacity: permits of the full bucket (its burst, or its window's count).
         remaining: whole permits left at that moment.
         reset_after: seconds until the bucket is full again, if no permit is taken.
         interval: seconds in which one permit comes back; 0.0: permits do not come back one by one.
@@ -24,7 +24,7 @@ class LimitState(NamedTuple):
 
     name: str
     key: str
-    limit: int
+    capacity: int
     remaining: int
     reset_after: float
     interval: float = 0.0
@@ -56,36 +56,38 @@ class Decision:
 
     Attributes:
         allowed: whether every limit gave its permits; if not, none was taken.
-        limit: the capacity of the limit with the least room (for a refusal: of the limit that refused).
-        remaining: permits left in that limit.
+        capacity: permits of the full bucket with the least room (for a refusal: of the limit that refused).
+        remaining: permits left in that bucket.
         retry_after: seconds to wait. Refused: until the same request can be granted, rounded up, so that a caller that
             waits that long is not refused for rounding. Allowed: until the permit is good; 0.0 unless the caller
             acquired it ahead of time.
-        reset_after: seconds until that limit is full again.
-        binding: the name of the limit that refused; ``None`` if allowed.
+        reset_after: seconds until that bucket is full again.
+        limited_by: the name of the limit that refused; ``None`` if allowed.
         states: the state of each limit, in the order of the request.
-        full: refused, because the queue is full, too (a leaky bucket's ``capacity``). ``retry_after`` then is the time
-            until the queue has room.
+        queue_full: refused, because the queue is full, too (the option ``capacity`` of a leaky bucket).
+            ``retry_after`` then is the time until the queue has room.
         id: names the request, for :meth:`~celery_ratelimit.Limiter.settle` and leases.
-        granted_at: when the permits are good, in microseconds since 1970 by the store's clock; 0: a test has switched
-            the store off (:mod:`celery_ratelimit.testing`).
-        demands: the limit requests (``limiter/limit_request.py``). Empty if the store was not called: there is nothing
-            to settle or to release.
-        shadow: the requests to limits in shadow, which delay nothing. ``states`` omits them, unless all are in shadow.
+
+    ``states`` omits limits in shadow, which delay nothing, unless all limits of the request are in shadow.
+
+    The package's own modules use three private fields. ``_granted_at``: when the permits are good, in microseconds
+    since 1970 by the store's clock; 0: a test has switched the store off. ``_demands``: the limit requests, empty if
+    the store was not called, so that there is nothing to settle or to release. ``_shadow``: the requests to limits in
+    shadow.
     """
 
     allowed: bool
-    limit: int
+    capacity: int
     remaining: int
     retry_after: float
     reset_after: float
-    binding: str | None
+    limited_by: str | None
     states: tuple[LimitState, ...] = ()
-    full: bool = False
+    queue_full: bool = False
     id: str = field(default="", compare=False)
-    granted_at: int = 0
-    demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)
-    shadow: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    _granted_at: int = 0
+    _demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    _shadow: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -38,8 +38,8 @@ def check_exact(limit: Any, who: str, parsed: Rate) -> None:
             f"{who}: burst={shown(limit.burst)} at this rate would take {shown(years)} years to refill, more than "
             "can be kept exactly: lower the burst or raise the rate"
         )
-    if limit.algorithm == "sliding_window" and parsed.count * (parsed.period_us // limit.precision + 1) >= _EXACT:
+    if limit.algorithm == "sliding_window" and parsed.count * (parsed.period_us // limit.sub_windows + 1) >= _EXACT:
         raise ConfigurationError(
-            f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision, or "
+            f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise sub_windows, or "
             "take a shorter period"
         )

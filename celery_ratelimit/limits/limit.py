@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import ConfigurationError, ImpossibleRequest, shown
 from .any_limit import AnyLimit, check_cost, check_name_and_keys, check_shadow, is_number
 from .fitting import WINDOWS, check_exact, check_room_for_costs
+from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
-from .reserve import MILLION, Reserve, reserve_of
 from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
@@ -27,13 +27,14 @@ _MOST_SUB_WINDOWS = 1000
 
 #: Options of a single algorithm: name, algorithm, default.
 _OPTIONS = (
+    ("burst", "token_bucket", 1),
     ("refill", "token_bucket", "continuous"),
     ("debt", "token_bucket", 0),
     ("warmup", "token_bucket", 0.0),
-    ("reserve", "token_bucket", None),
+    ("priority_reserve", "token_bucket", None),
     ("capacity", "leaky_bucket", None),
     ("align", "fixed_window", "clock"),
-    ("precision", "sliding_window", 10),
+    ("sub_windows", "sliding_window", 10),
 )
 
 
@@ -54,7 +55,7 @@ class Limit(AnyLimit):
             - ``"token_bucket"``: ``burst + rate*T``.
             - ``"leaky_bucket"``: ``1 + rate*T``, one at a time, and at most ``capacity`` waiting.
             - ``"fixed_window"``: the count in each window; up to twice that across the border of two.
-            - ``"sliding_window"``: the count in any ``period*(1 - 1/precision)``; at worst nearly twice that in a
+            - ``"sliding_window"``: the count in any ``period*(1 - 1/sub_windows)``; at worst nearly twice that in a
               whole period. An estimate from sub-windows, cheap for large counts.
             - ``"sliding_log"``: the count in any window of one period, exactly. Keeps an entry for each call.
         name: the bucket's name in the store, in metrics and in messages. Default: the name of the task, the queue or
@@ -70,14 +71,14 @@ class Limit(AnyLimit):
             law is ``burst + debt + rate*T``.
         warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
             rest. The next call pays a call's cost, no permits are saved up, and ``burst`` only bounds a call's cost.
-        reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a fifth for
-            priority 0 and higher priorities, in the broker's order. A call leaves the shares of priorities higher than
-            its own. Calls of all priorities share the whole rate.
+        priority_reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a
+            fifth for priority 0 and higher priorities, in the broker's order. A call leaves the shares of
+            priorities higher than its own. Calls of all priorities share the whole rate.
         capacity: leaky bucket: how many calls may wait. If the queue is full, a call is refused at once
-            (``Decision.full``), and a task is handled by its ``overflow``. Default: any number.
+            (``Decision.queue_full``), and a task is handled by its ``overflow``. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are UTC days), or ``"first"``: a window
             begins with the first call after the last window.
-        precision: sliding window: number of sub-windows in a period, at most 1,000.
+        sub_windows: sliding window: number of sub-windows in a period, at most 1,000.
         fair: a template or callable, as ``key``, for the keys that share the limit: keys with waiting tasks get permits
             by weight. ``docs/fairness.md``.
         weights: weights by the keys of ``fair``: of weights 4 and 1, the first gets four fifths. 0 holds tasks back.
@@ -109,10 +110,10 @@ class Limit(AnyLimit):
     refill: str = "continuous"
     debt: int = 0
     warmup: float = 0.0
-    reserve: Any = None
+    priority_reserve: Any = None
     capacity: int | None = None
     align: str = "clock"
-    precision: int = 10
+    sub_windows: int = 10
     headroom: float = 0.0
     per_worker: bool = False
     fair: str | Callable[..., str] | None = None
@@ -131,10 +132,10 @@ class Limit(AnyLimit):
         refill: str = "continuous",
         debt: int = 0,
         warmup: float = 0.0,
-        reserve: Mapping[int, float] | Reserve | None = None,
+        priority_reserve: Mapping[int, float] | PriorityReserve | None = None,
         capacity: int | None = None,
         align: str = "clock",
-        precision: int = 10,
+        sub_windows: int = 10,
         headroom: float = 0.0,
         per_worker: bool = False,
         fair: str | Callable[..., str] | None = None,
@@ -149,13 +150,12 @@ class Limit(AnyLimit):
         parse_rate(rate)
         check_shadow(who, shadow)
         if algorithm not in ALGORITHMS:
-            raise ConfigurationError(f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}")
+            places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
+            raise ConfigurationError(
+                f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}{places}"
+            )
         if not is_number(headroom) or not 0 <= headroom < 1:
             raise ConfigurationError(f"{who}: headroom={shown(headroom)} must be a share from 0 to below 1")
-        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise ConfigurationError(f"{who}: burst={shown(burst)} must be a whole number of at least 1")
-        if burst > 1 and algorithm != "token_bucket":
-            raise ConfigurationError(f"{who}: burst={shown(burst)} is for algorithm='token_bucket', not {algorithm!r}")
         self._check_options(who)
         if algorithm in _WINDOWS or refill == "interval":
             parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
@@ -164,9 +164,9 @@ class Limit(AnyLimit):
         object.__setattr__(self, "parsed", parsed)
         check_exact(self, who, parsed)
         object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
-        if reserve is not None:
+        if priority_reserve is not None:
             dearest = cost if isinstance(cost, int) else 1
-            object.__setattr__(self, "reserve", reserve_of(who, reserve, burst, dearest))
+            object.__setattr__(self, "priority_reserve", priority_reserve_of(who, priority_reserve, burst, dearest))
         if isinstance(cost, str) or callable(cost):
             check_room_for_costs(self, who)
         else:
@@ -178,30 +178,31 @@ class Limit(AnyLimit):
     def _check_options(self, who: str) -> None:
         for option, algorithm, default in _OPTIONS:
             if getattr(self, option) != default and self.algorithm != algorithm:
+                own = ", ".join(name for name, owner, _ in _OPTIONS if owner == self.algorithm)
                 raise ConfigurationError(
-                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, "
-                    f"not {self.algorithm!r}"
+                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, not "
+                    f"{self.algorithm!r}, {f'whose own options are {own}' if own else 'which has no option of its own'}"
                 )
         for option, choices in (("refill", ("continuous", "interval")), ("align", ("clock", "first"))):
             if getattr(self, option) not in choices:
                 raise ConfigurationError(
                     f"{who}: {option}={shown(getattr(self, option))} is not one of {', '.join(choices)}"
                 )
-        for option, least in (("debt", 0), ("precision", 1), ("capacity", 0)):
+        for option, least in (("burst", 1), ("debt", 0), ("sub_windows", 1), ("capacity", 0)):
             value = getattr(self, option)
             if value is None and option == "capacity":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"{who}: {option}={shown(value)} must be a whole number of at least {least}")
-        if self.precision > _MOST_SUB_WINDOWS:
+        if self.sub_windows > _MOST_SUB_WINDOWS:
             raise ConfigurationError(
-                f"{who}: precision={shown(self.precision)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
+                f"{who}: sub_windows={shown(self.sub_windows)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
                 "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
             )
         if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
             raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
-        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.reserve is not None)) > 1:
-            raise ConfigurationError(f"{who}: refill='interval', debt, warmup and reserve exclude one another")
+        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.priority_reserve is not None)) > 1:
+            raise ConfigurationError(f"{who}: refill='interval', debt, warmup and priority_reserve exclude one another")
 
     def __hash__(self) -> int:
         # Limits are hashed at every call: the hash is computed once, and again in another process.
@@ -256,7 +257,7 @@ class Limit(AnyLimit):
         if self.algorithm == "leaky_bucket":
             return -1 if self.capacity is None else self.capacity
         if self.algorithm == "sliding_window":
-            return self.precision
+            return self.sub_windows
         if self.algorithm == "fixed_window":
             return int(self.align == "first")
         return math.ceil(self.warmup * 1e6) or self.debt
@@ -264,8 +265,8 @@ class Limit(AnyLimit):
     def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]:
         """The arguments that ``lua/include/read_limits.lua`` reads; ``leaves``: see :class:`LimitRequest`."""
         extra = self.extra
-        if isinstance(self.reserve, Reserve):
-            most = self.reserve.most
+        if isinstance(self.priority_reserve, PriorityReserve):
+            most = self.priority_reserve.most
             extra = -((most if leaves is None else leaves) * MILLION + most)
         return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, extra
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import ConfigurationError, shown
@@ -27,6 +27,7 @@ def limit_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
         return spec
     try:
         if isinstance(spec, Mapping):
+            _check_kind(spec)
             return Concurrency(**spec) if "limit" in spec else Limit(**spec)
         if isinstance(spec, str):
             return quotas[spec] if spec in quotas else Limit(spec)
@@ -43,6 +44,17 @@ def limit_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
         f"{where}: {shown(spec)} is not a limit: give a rate such as '100/s', a quota's name, a Limit, a Concurrency, "
         "or a list of those"
     )
+
+
+def _check_kind(spec: Mapping[Any, Any]) -> None:
+    """Reject an option of a :class:`Limit` where ``limit`` makes a :class:`Concurrency`, and the other way round."""
+    rate, places = ({each.name for each in fields(kind)} for kind in (Limit, Concurrency))
+    others = rate - places if "limit" in spec else places - rate
+    for option, value in spec.items():
+        if option in others and "limit" in spec:
+            raise ConfigurationError(f"{option}={shown(value)} is for a rate, and limit= makes a Concurrency")
+        if option in others:
+            raise ConfigurationError(f"{option}={shown(value)} is for a Concurrency, and without limit= this is a rate")
 
 
 def named(limits: Iterable[AnyLimit], owner: str) -> tuple[AnyLimit, ...]:

@@ -175,5 +175,5 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
     if isinstance(code, Limit):
         object.__setattr__(limit, "cost", code.cost)
         if limit.method == "token_bucket" and not limit.debt:
-            object.__setattr__(limit, "reserve", code.reserve)
+            object.__setattr__(limit, "priority_reserve", code.priority_reserve)
     return limit

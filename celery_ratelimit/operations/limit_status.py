@@ -15,7 +15,7 @@ from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
 from ..backlog.messages import Bucket, LotSnapshot
-from ..counts.would import Would
+from ..counts.shadow_report import ShadowReport
 from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.shadow import ask_shadows
 from ..limits.any_limit import AnyLimit
@@ -57,7 +57,7 @@ class LimitStatus:
         attended: whether a worker has this limit, or no task is parked.
         tasks: names of its tasks.
         failures: its tasks that have left the store and cannot be published, with the broker's errors.
-        would: what the limit would have done, while it is in shadow.
+        shadow_report: what the limit would have done, while it is in shadow.
     """
 
     name: str
@@ -74,7 +74,7 @@ class LimitStatus:
     attended: bool
     tasks: tuple[str, ...]
     failures: tuple[PublishFailure, ...] = ()
-    would: Would | None = None
+    shadow_report: ShadowReport | None = None
 
     @property
     def paused_until(self) -> float | None:
@@ -91,7 +91,7 @@ class LimitStatus:
     def state(self) -> str:
         """In one word: ``"shadow"``, ``"paused"``, ``"backlogged"``, ``"at its limit"``, ``"active"`` or ``"idle"``."""
         standing = self.standing
-        if self.would is not None:
+        if self.shadow_report is not None:
             return "shadow"
         if standing.config.paused:
             return "paused"
@@ -169,7 +169,7 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
     queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in limits}
     with_returns = {name: {*some, *map(settings.return_queue_for, some)} for name, some in queues.items()}
     messages = message_counts(app, set().union(*with_returns.values())) if ask_broker else {}
-    standings, would = in_shadow(app, standings_of(app, limits))
+    standings, reports = in_shadow(app, standings_of(app, limits))
     found = []
     for (name, code), standing, (used, share) in zip(limits.items(), standings, _usage(app, standings), strict=True):
         parked, by_key = parked_of.get(name, _Parked()), code is not None and code.key is not None
@@ -191,7 +191,7 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
                 attended=not parked.tasks or seen.attends(name),
                 tasks=tuple(owned[name].tasks) if name in owned else (),
                 failures=tuple(failures.get(name, ())),
-                would=would.get(name),
+                shadow_report=reports.get(name),
             )
         )
     return found
@@ -221,7 +221,7 @@ def standings_of(
     app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
 ) -> list[BucketStatus]:
     """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
-    asker, quotas = limiter_of(app).asker, limiter_of(app).quotas
+    asker, quotas = limiter_of(app)._asker, limiter_of(app).quotas
     codes, demands = [], []
     for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
         code = limits.get(name) or quotas.get(name)
@@ -230,14 +230,14 @@ def standings_of(
     return asker.drive(bucket_statuses(asker.core, demands, codes))
 
 
-def in_shadow(app: Celery, standings: Sequence[BucketStatus]) -> tuple[list[BucketStatus], dict[str, Would]]:
+def in_shadow(app: Celery, standings: Sequence[BucketStatus]) -> tuple[list[BucketStatus], dict[str, ShadowReport]]:
     """The same with what is stored about their shadows; and what limits in shadow would have done, by name."""
     limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
-    asker = limiter_of(app).asker
+    asker = limiter_of(app)._asker
     found = asker.drive(ask_shadows(asker.core, limits))
     kept = {name: each for name, (each, _) in found.items()}
     told = [replace(each, config=replace(each.config, stored_shadow=kept.get(each.config.name))) for each in standings]
-    return told, {name: would for name, (_, would) in found.items()}
+    return told, {name: report for name, (_, report) in found.items()}
 
 
 def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
@@ -281,7 +281,7 @@ def _usage(app: Celery, standings: Sequence[BucketStatus]) -> Iterator[tuple[flo
     windows = [min(MAX_WINDOW, max(MIN_WINDOW, period)) for period in periods]
     taken: Sequence[int | None] = [None] * len(standings)
     if settings_of(app).counts and not settings_of(app).in_memory:
-        asker, names = limiter_of(app).asker, [standing.config.name for standing in standings]
+        asker, names = limiter_of(app)._asker, [standing.config.name for standing in standings]
         taken = asker.drive(recent_use(asker.core, list(zip(names, windows, strict=True))))
     for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
         has_one_bucket = limit is not None and limit.key is None and not limit.per_worker

@@ -102,7 +102,7 @@ def _check_publish_failures(app: Celery) -> Iterator[str]:
 
 def _check_persistence(app: Celery) -> Iterator[str]:
     limiter = limiter_of(app)
-    if limiter.asker.is_cluster:
+    if limiter._asker.is_cluster:
         return
     try:
         aof = limiter.client.info("persistence").get("aof_enabled")
@@ -177,7 +177,7 @@ def _check_processes(app: Celery, replies: Replies) -> Iterator[str]:
     owned = {name: each for name, each in owners_of(app).items() if _has_one_bucket(each)}
     if not pools or not owned:
         return
-    stats = {each.name: each for each in limiter_of(app).stats_of(owned)}
+    stats = limiter_of(app).stats(owned, force=True)
     for status in overview(app, *owned):
         takes = _takes(owned[status.name], pools, stats[status.name])
         if takes is None or not status.standing.interval:
@@ -198,7 +198,7 @@ def _check_connections(app: Celery, replies: Replies) -> Iterator[str]:
     """Whether the store accepts as many connections as the workers may open."""
     limiter = limiter_of(app)
     pools = [reply for reply in replies.values() if "processes" in reply]
-    if limiter.asker.is_cluster or not pools:
+    if limiter._asker.is_cluster or not pools:
         return
     try:
         clients = limiter.client.info("clients")

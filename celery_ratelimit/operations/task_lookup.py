@@ -15,7 +15,7 @@ from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
 from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text
-from ..counts.would import Would
+from ..counts.shadow_report import ShadowReport
 from ..limits.stored import LimitConfig
 from ..words import NO_END, end_of
 from .limit_status import in_shadow, standings_of
@@ -53,7 +53,7 @@ class Explanation:
         unasked: why no worker was queried; ``""``: workers were queried, or the query was not needed.
         share: its share of a fair limit; ``None``: the limit is not fair.
         weight: of that share; 0: its tasks are held back.
-        would: decisions that the task's limits in shadow mode would have made, by the limit's name.
+        shadow_reports: decisions that the task's limits in shadow mode would have made, by the limit's name.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Explanation:
     unasked: str = ""
     share: str | None = None
     weight: float | None = None
-    would: Mapping[str, Would] = field(default_factory=dict)
+    shadow_reports: Mapping[str, ShadowReport] = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -126,7 +126,8 @@ class Explanation:
         if self.starts_at is not None:
             wait = max(0.0, self.starts_at - self.now)
             lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
-        return [*lines, *[f"The limit {name!r} is in shadow: {would}." for name, would in self.would.items()]]
+        lines += [f"The limit {name!r} is in shadow: {report}." for name, report in self.shadow_reports.items()]
+        return lines
 
     def _ago(self, at: float) -> str:
         return f"{max(0.0, self.now - at):.1f} s ago"
@@ -149,7 +150,7 @@ def explain(app: Celery, backlog: Backlog, id: str) -> Explanation:
     limits = {str(limit.name): limit for limit in plan.limits} if plan is not None else {}
     if found.config is not None and found.config.in_force is not None:
         limits.setdefault(found.limit, found.config.in_force)
-    return replace(found, would=in_shadow(app, standings_of(app, limits))[1] if limits else {})
+    return replace(found, shadow_reports=in_shadow(app, standings_of(app, limits))[1] if limits else {})
 
 
 def _in_lots(app: Celery, backlog: Backlog, id: str) -> Explanation | None:

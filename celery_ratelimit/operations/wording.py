@@ -124,8 +124,8 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
         ("drains in", row["DRAINS IN"]),
     ]
-    if each.would is not None:
-        facts.append(("in shadow", f"{shadow_set_by(config)}: {each.would}"))
+    if each.shadow_report is not None:
+        facts.append(("in shadow", f"{shadow_set_by(config)}: {each.shadow_report}"))
     if each.paused_until is not None:
         facts.append(("paused", end_of("resumed", each.paused_until)))
     facts += [("not published", plain(str(failure))) for failure in each.failures]
@@ -180,6 +180,8 @@ def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> st
         )
     if isinstance(code, Limit) and is_number:
         raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+    if is_number and burst is not None:
+        raise ConfigurationError(f"burst={burst} is for a rate, and {rate} is a number of places: leave burst out")
     if is_number:
         return Concurrency(int(rate))
     if burst is None:

@@ -108,7 +108,7 @@ def shadow_key(prefix: str, name: str) -> str:
 
 def shadow_keys(prefix: str, name: str) -> tuple[str, ...]:
     """The keys of a shadow's simulation, in the order of ``lua/shadow.lua``; with the limit's stored settings."""
-    kinds = ("config", "shadow", "arrivals", "queues", "ends", "would")
+    kinds = ("config", "shadow", "arrivals", "queues", "ends", "shadow_report")
     return tuple([bucket_key(prefix, name, "", kind) for kind in kinds])
 
 

@@ -31,8 +31,8 @@ class LimitedTransport(httpx.BaseTransport):
             the request. Limits without keys stay single buckets. If no limit has a key, it applies to the
             :class:`Limit` objects.
         cost: permits that a request takes. Default: each limit's own cost.
-        max_wait: seconds that a request may wait for its slot. Default: no bound; the timeouts of httpx do not include
-            this time.
+        max_wait: seconds that a request may wait for its slot; ``None``, the default: for ever. The timeouts of httpx
+            do not include this time.
         transport: sends the requests. Default: ``httpx.HTTPTransport()``.
 
     Raises:

@@ -31,8 +31,8 @@ class LimitedAdapter(HTTPAdapter):
             the prepared request. Limits without keys stay single buckets. If no limit has a key, it applies to the
             :class:`Limit` objects.
         cost: permits that a request takes. Default: each limit's own cost.
-        max_wait: seconds that a request may wait for its slot. Default: no bound; the timeouts of requests do not
-            include this time, ``Response.elapsed`` does.
+        max_wait: seconds that a request may wait for its slot; ``None``, the default: for ever. The timeouts of
+            requests do not include this time, ``Response.elapsed`` does.
         options: of ``requests.adapters.HTTPAdapter``.
 
     Raises:
@@ -63,6 +63,6 @@ class LimitedAdapter(HTTPAdapter):
         asked = self._each.asks(request, str(url.hostname or ""), request.method or "", str(url.path))
         with self._limiter.permit(**asked, max_wait=self._max_wait) as decision:
             response = super().send(request, stream, *args, **options)
-            if not stream and leased(decision.demands):
+            if not stream and leased(decision._demands):
                 _ = response.content  # as the session is about to do
         return response

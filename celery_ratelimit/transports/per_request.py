@@ -42,7 +42,7 @@ class PerRequest:
     """
 
     def __init__(self, limiter: LimiterBase, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
-        self._limits = limiter.reader.kept_by(limits, key)
+        self._limits = limiter._reader.kept_by(limits, key)
         self._asks_request = key if callable(key) else None
         self._cost = cost
         for limit in self._limits:

@@ -62,7 +62,7 @@ def _set(limiter: Any, name: str, fields: Mapping[str, str], author: dict[str, A
 
 
 def _unset(limiter: Any, name: str, _: Mapping[str, str], author: dict[str, Any]) -> Any:
-    return limiter.delete(name, **author)
+    return limiter.unset_rate(name, **author)
 
 
 def _pause(limiter: Any, name: str, fields: Mapping[str, str], author: dict[str, Any]) -> Any:

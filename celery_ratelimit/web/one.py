@@ -28,7 +28,7 @@ def limit(app: Celery, name: str) -> Mapping[str, Any]:
     """The parts of the page."""
     limiter = limiter_of(app)
     (each,) = overview(app, name, force=True)
-    stats = limiter.stats(name, force=True)
+    stats = limiter.stats(name, force=True)[name]
     changes = limiter.history(name, force=True)
     code = each.standing.config.code
     row = row_for(each, stats)

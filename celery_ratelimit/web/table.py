@@ -26,8 +26,8 @@ _COLUMNS = tuple(head.lower() for head in HEADS)
 def table(app: Celery) -> Mapping[str, Any]:
     """The parts of the page: each limit by its name, and all of them in a sentence."""
     found = sorted(overview(app), key=busiest)
-    stats = limiter_of(app).stats_of([each.name for each in found], minutes=MINUTES)
-    rows = {f"limit {each.name}": row_for(each, told) for each, told in zip(found, stats, strict=True)}
+    stats = limiter_of(app).stats([each.name for each in found], minutes=MINUTES, force=True)
+    rows = {f"limit {each.name}": row_for(each, stats[each.name]) for each in found}
     return {"sentence": _sentence(found), **rows}
 
 

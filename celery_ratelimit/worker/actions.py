@@ -172,7 +172,7 @@ class Actions:
 
     def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: GiveUp, now: float) -> None:
         how = action.how
-        why = outcome_of(limit_queue, pending, action.demand, action.wait, now, action.full)
+        why = outcome_of(limit_queue, pending, action.demand, action.wait, now, action.queue_full)
         why = why.given_up(how, pending.plan.policy)
         if why.to is not None:
             try:

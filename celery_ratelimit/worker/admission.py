@@ -171,7 +171,7 @@ class PermitClient:
         if answer.allowed:
             return self._granted(pending, answer, now)
         is_notified = (
-            pending.waits_in_worker and bool(limit_queue.channel) and is_concurrency(pending.demand(answer.binding))
+            pending.waits_in_worker and bool(limit_queue.channel) and is_concurrency(pending.demand(answer.limited_by))
         )
         return refused(
             pending,

@@ -128,7 +128,7 @@ def _warn(app: Any, limited: AppLimits, *, ask_store: bool) -> None:
     warnings = forgotten(app, _ask(app, lambda backlog: backlog.register.consumed(), set()) if ask_store else ())
     if ask_store and not settings_of(app).in_memory:
         with contextlib.suppress(*STORE_TROUBLES):
-            warnings += declare(limiter_of(app).asker, limited)
+            warnings += declare(limiter_of(app)._asker, limited)
     for warning in warnings:
         logger.warning("%s", warning)
 

@@ -120,7 +120,7 @@ class ConcurrencyLeases:
 
     def note_granted(self, pending: PendingRequest, decision: Decision) -> None:
         """A request holds these permits from now on: its leases are renewed, and released when its task ends."""
-        self._leases.begin(pending.run_id, decision.demands, decision.granted_at)
+        self._leases.begin(pending.run_id, decision._demands, decision._granted_at)
 
     def _free(self, limit_queue: LimitQueue) -> int:
         """How many requests may get leases now: a lease is held from then on, so a process has to be free for it."""

@@ -71,7 +71,7 @@ class Gate:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.worker, self._limits, self._builtin_calls = worker, limits, BuiltinCallWarning()
-        asker = self._asker = limiter.asker
+        asker = self._asker = limiter._asker
         self._numbers = itertools.count()
         # The store, and what is parked in it.
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .._celery import Worker
-from ..limiter.shadow import ask_would
+from ..limiter.shadow import ask_shadow_reports
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.keys import changes_key
@@ -98,7 +98,8 @@ class LimitWatcher:
         """Which of these are in shadow now."""
         limits = {name: self._limits[name] for name in names}
         if limits:
-            self._outage.ask(lambda: self._asker.drive(ask_would(self._asker.core, limits)), None, quietly=True)
+            asker = self._asker
+            self._outage.ask(lambda: asker.drive(ask_shadow_reports(asker.core, limits)), None, quietly=True)
 
 
 def read_changes(asker: StoreRunner, names: Sequence[str]) -> list[bytes | str | None]:

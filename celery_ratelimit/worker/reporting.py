@@ -36,12 +36,12 @@ def outcome_of(
     demand: LimitRequest,
     wait: float,
     now: float,
-    full: bool = False,
+    queue_full: bool = False,
     what: str = "waiting",
 ) -> ThrottleReport:
     """The report of a request that waits for its slot."""
     interval = limit_queue.intervals.get(demand.name, 0.0)
-    return ThrottleReport(what, wait, demand, interval, waited=now - pending.arrived_at, full=full)
+    return ThrottleReport(what, wait, demand, interval, waited=now - pending.arrived_at, queue_full=queue_full)
 
 
 def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[LimitRequest, ...]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class ThrottleReport:
         stored: the rate stored in the place of the code's, and by which person: ``20/s set by anna``; empty: none.
         max_wait: seconds; the slot is further away than this; ``None``: another reason.
         waited: seconds that the task has waited already.
-        full: the queue is full.
+        queue_full: the queue is full.
         to: the queue that the task is diverted to.
     """
 
@@ -219,13 +219,13 @@ class ThrottleReport:
     stored: str = ""
     max_wait: float | None = None
     waited: float = 0.0
-    full: bool = False
+    queue_full: bool = False
     to: str | None = None
 
     def given_up(self, how: str, policy: Policy) -> ThrottleReport:
         """The report of a task that is given up: ``"drop"``, ``"fail"``, or the queue that it is sent to."""
         what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
-        max_wait = policy.max_wait if policy.waits and not self.full else self.max_wait
+        max_wait = policy.max_wait if policy.waits and not self.queue_full else self.max_wait
         return replace(self, what=what, to=to, max_wait=max_wait)
 
     @property
@@ -275,7 +275,7 @@ class ThrottleReport:
 
     def _when(self) -> str:
         seconds = f"{self.retry_after:.3f} s"
-        if self.full:
+        if self.queue_full:
             return f"as there is no room to wait, but in {seconds}"
         if self.max_wait is not None:
             after = f" after {self.waited:.3f} s of waiting" if self.waited >= 0.01 else ""

@@ -82,7 +82,7 @@ class LimitQueue:
         announced_at: when all requests that wait here for leases asked last.
         reserved: queued requests with a reservation (they returned, or the pool was busy); they go first.
         new: queued requests without one.
-        closed_until: when the first request has its turn, by ``binding``, the name of a limit.
+        closed_until: when the first request has its turn, by ``limited_by``, the name of a limit.
         intervals: seconds in which a permit comes back, by limit, at the last refusal.
         interval: seconds from one turn to the next, at the last decision.
         next_acquire: when the head may ask; earlier it would be told to wait.
@@ -100,7 +100,7 @@ class LimitQueue:
     reserved: deque[PendingRequest] = field(default_factory=deque)
     new: deque[PendingRequest] = field(default_factory=deque)
     closed_until: float = 0.0
-    binding: str | None = None
+    limited_by: str | None = None
     intervals: dict[str, float] = field(default_factory=dict)
     interval: float = 0.0
     next_acquire: float = 0.0
@@ -222,12 +222,12 @@ class LimitQueue:
         if decision.allowed:
             # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process that other
             # queues could use.
-            wait, self.binding = _next_turn(pending.demands, decision)
+            wait, self.limited_by = _next_turn(pending.demands, decision)
             self.closed_until = now + wait
             self.next_acquire = self.closed_until - early
         else:
             self.intervals = {state.name: state.interval for state in decision.states}
-            self.closed_until, self.binding = now + decision.retry_after, decision.binding
+            self.closed_until, self.limited_by = now + decision.retry_after, decision.limited_by
 
     def times(self, now: float, max_hold: float) -> tuple[float, float]:
         """When a request that has to wait has its turn (0.0: none has), and when to look at the queue again.
@@ -264,7 +264,10 @@ def _next_turn(demands: Sequence[LimitRequest], decision: Decision) -> tuple[flo
     """Seconds until the same demands can have their turn again, at the earliest, and the limit that says so."""
     return max(
         [
-            (state.reset_after - (state.limit - demand.cost - demand.left(state.limit)) * state.interval, state.name)
+            (
+                state.reset_after - (state.capacity - demand.cost - demand.left(state.capacity)) * state.interval,
+                state.name,
+            )
             if state.interval
             else (0.0, state.name)  # it tells when it is asked
             for demand, state in zip(demands, decision.states, strict=True)

@@ -105,7 +105,7 @@ class GiveUp:
     how: str
     demand: LimitRequest
     wait: float
-    full: bool = False
+    queue_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def before_acquire(
         wait = limit_queue.closed_until - now
         if pending.has_reservation or wait <= policy.inline_wait:
             return BlockQueue(limit_queue.next_acquire)
-        return BlockQueue(limit_queue.next_acquire, pending.demand(limit_queue.binding), wait)  # as it would be told
+        return BlockQueue(limit_queue.next_acquire, pending.demand(limit_queue.limited_by), wait)  # as it would be told
     if now < pending.not_before:
         return BlockQueue(pending.not_before)
     if may_start:
@@ -164,7 +164,7 @@ def before_acquire(
         return BlockQueue(None) if limit_queue.permit_available else Acquire(for_permit=False)
     wait = limit_queue.closed_until - now  # of another request: the store alone says that a task has waited too long
     if wait > policy.inline_wait and now - pending.arrived_at + wait <= policy.claim:
-        return Park(pending.demand(limit_queue.binding), wait)
+        return Park(pending.demand(limit_queue.limited_by), wait)
     return BlockQueue(None)
 
 
@@ -176,8 +176,8 @@ def is_concurrency(demand: LimitRequest) -> bool:
 def granted(decision: Decision, now: float, *, is_idle: bool) -> Action:
     """The store has granted its permits; ``is_idle``: a process would start it at once."""
     if decision.retry_after <= 0 and is_idle:
-        return Start(decision.granted_at)
-    return StartAt(now + decision.retry_after, decision.granted_at)
+        return Start(decision._granted_at)
+    return StartAt(now + decision.retry_after, decision._granted_at)
 
 
 class PermitRequest(Protocol):
@@ -218,10 +218,10 @@ def refused(
         is_notified: it waits for a lease, and its queue is notified when one may be free.
     """
     policy, wait = pending.plan.policy, decision.retry_after
-    demand = pending.demand(decision.binding)
-    full = decision.full and policy.overflow != pending.queue
+    demand = pending.demand(decision.limited_by)
+    full = decision.queue_full and policy.overflow != pending.queue
     if policy.waits and (full or wait + (now - pending.arrived_at) > policy.claim):
-        return GiveUp(policy.overflow, demand, wait, decision.full)
+        return GiveUp(policy.overflow, demand, wait, decision.queue_full)
     if wait <= policy.inline_wait or (pending.has_reservation and wait <= RETURN_HOLD):
         # A little too early, or the pool is busy: asks again at its time, or when a process is free.
         if wait <= 0:
@@ -237,7 +237,7 @@ def refused(
     if policy.throttle == "wait" and wait <= max_hold:
         return BlockQueue(now + max(LEAST_PAUSE, min(wait - early, pending.plan.longest_pause)), demand, wait)
     if parks:
-        return Park(demand, wait, since=decision.granted_at)
+        return Park(demand, wait, since=decision._granted_at)
     return Republish(wait, demand)
 
 

@@ -172,7 +172,7 @@ local function full_at(queue)
     if queue.method == 'stepped_bucket' then
         return queue.tick + ceil((queue.burst - queue.tokens) / queue.count) * queue.period
     end
-    return (queue.index + 1 + queue.precision) * queue.width
+    return (queue.index + 1 + queue.sub_windows) * queue.width
 end
 
 local function text_of(queue)
@@ -185,7 +185,7 @@ local function text_of(queue)
         end
     else
         for i, name in ipairs(KEPT[queue.method]) do parts[i] = format('%.17g', queue[name]) end
-        for i = 0, queue.method == 'sliding_window' and queue.precision or -1 do
+        for i = 0, queue.method == 'sliding_window' and queue.sub_windows or -1 do
             parts[#parts + 1] = int(queue.counters[i] or 0)
         end
     end

@@ -24,8 +24,8 @@ permits = Recorder(f"{os.environ['TEST_RECORDS']}/permits")
 async def charge(request: Request) -> JSONResponse:
     """Waits for its turn, behind the tasks that wait, and notes when its permit was good by the store's clock."""
     async with limiter.permit("shared", max_wait=float(request.query_params.get("max_wait", 60))) as decision:
-        permits.note(int(request.path_params["index"]), decision.granted_at / 1e6, 0)
-    return JSONResponse({"granted_at": decision.granted_at})
+        permits.note(int(request.path_params["index"]), decision._granted_at / 1e6, 0)
+    return JSONResponse({"granted_at": decision._granted_at})
 
 
 async def throttled(_: Request, error: Exception) -> JSONResponse:

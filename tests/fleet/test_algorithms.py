@@ -169,7 +169,7 @@ def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
         results = [fleet.send("leaky", index) for index in range(30)]
         fleet.start()
         until(lambda: sum(result.ready() for result in results) == 25, 20, "one having run, and 24 being refused")
-        limiter.delete(name)
+        limiter.unset_rate(name)
         outcomes = [result.get(timeout=40, propagate=False) for result in results]
         assert sum(isinstance(outcome, Throttled) for outcome in outcomes) == 24
         assert sorted(outcome for outcome in outcomes if isinstance(outcome, int)) == list(range(6))

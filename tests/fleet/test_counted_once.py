@@ -53,7 +53,7 @@ def test_5000_tasks_and_a_killed_worker(server: EmbeddedServer, store: redis.Red
         registry.register(collector(app))
 
         def counted() -> int:
-            return limiter.stats_of([NAME], totals=True)[0].started
+            return limiter.stats(NAME, totals=True, force=True)[NAME].started
 
         before = -1
         while counted() != before:  # whoever is alive has told all
@@ -66,7 +66,7 @@ def test_5000_tasks_and_a_killed_worker(server: EmbeddedServer, store: redis.Red
             registry.get_sample_value("celery_ratelimit_requests_total", {"limit": NAME, "result": result}) or 0
             for result in ("acquired", "waited")
         )
-        (stats,) = limiter.stats_of([NAME])
+        stats = limiter.stats(NAME, force=True)[NAME]
         assert exported == stats.started == sum(number for _, number in stats.waits) == stats.permits
         assert sum(each.started for each in stats.minutes) == stats.started
         print("bodies", len(starts), "counted", stats.started, "in the last second", len(last_second))

@@ -46,7 +46,7 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
         # Somebody parks a task for a limit for which nobody was: the worker looks, and sees that the limit is closed.
         limiter, demand = Limiter.from_url(server.url), LimitRequest(Limit("1/h", name=NAME), NAME)
         limiter.set_rate(NAME, "1/h", force=True)
-        assert limiter.asker.ask((demand,)).allowed
+        assert limiter._asker.ask((demand,)).allowed
         said: list[str] = []
         with store.monitor() as monitor:
             park_one(parking, demand, "one@celery", json.dumps({"id": "one", "headers": {"id": "one"}}))

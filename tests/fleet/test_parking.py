@@ -304,7 +304,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
         parking = fleet.parking_lots()._backlog
         for index in range(number):
             asked = LimitRequest(limit, name, f"tenant:{index}")
-            assert limiter.asker.ask((asked,)).allowed
+            assert limiter._asker.ask((asked,)).allowed
             message = json.dumps({"headers": {"id": f"{index}"}})
             park_one(parking, asked, f"{index}@celery", message)
         limiter.set_rate(name, f"{rate}/s", key="tenant:busy", force=True)

@@ -22,8 +22,8 @@ def limiter_on(server: EmbeddedServer, task: str, **options: Any) -> Limiter:
 
 
 def reckoned(limiter: Limiter, name: str, number: int) -> Any:
-    until(lambda: limiter.would(name).requests >= number, 15, f"{number} requests of {name}")
-    return limiter.would(name)
+    until(lambda: limiter.shadow_report(name).requests >= number, 15, f"{number} requests of {name}")
+    return limiter.shadow_report(name)
 
 
 @pytest.mark.parametrize("task", ["retry", "drop", "fail", "impatient"])
@@ -112,6 +112,6 @@ def test_beside_a_limit_that_holds(server: EmbeddedServer, store: redis.Redis, t
         assert_over(fleet.permits(), 40 / 3)
         said = reckoned(limiter, "tried", 120)
         assert (said.requests, said.delayed, said.pending) == (120, 119, 0)
-        until(lambda: limiter.stats("tried").results["shadow"] == 120, 10, "the counts")
-        stats = limiter.stats(f"{NAME}.{task}", force=True)
+        until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 120, 10, "the counts")
+        (stats,) = limiter.stats(f"{NAME}.{task}", force=True).values()
         assert stats.started == 120

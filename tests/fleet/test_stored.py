@@ -46,7 +46,7 @@ def test_a_raised_rate_is_obeyed_by_those_who_wait(
         assert_never_over(fleet.permits(), 100)
         assert_never_over([permit for permit in fleet.permits() if permit.at < changed], 6 / 60)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
-        limiter.delete(NAME + task, force=True)
+        limiter.unset_rate(NAME + task, force=True)
 
 
 @pytest.mark.parametrize("task", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
@@ -139,7 +139,7 @@ def test_a_task_that_a_stored_limit_can_never_grant_fails_with_words(
         with pytest.raises(ImpossibleRequest, match="holds 5 at most"):
             fleet.send("weighed", 1, 10).get(timeout=10)
         assert fleet.send("weighed", 2, 5).get(timeout=10) == 2
-        limiter.delete(NAME + "weighed", force=True)
+        limiter.unset_rate(NAME + "weighed", force=True)
 
 
 def test_per_worker_counts_for_each_node(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

@@ -56,14 +56,14 @@ class Told(NamedTuple):
     asked: int
     at: int
     allowed: bool
-    full: bool
+    queue_full: bool
     id: str
 
     @classmethod
     def of(cls, decision: Decision) -> Told:
         wait = us(decision.retry_after)
-        asked = decision.granted_at - wait if decision.allowed else decision.granted_at
-        return cls(asked, decision.granted_at, decision.allowed, decision.full, decision.id)
+        asked = decision._granted_at - wait if decision.allowed else decision._granted_at
+        return cls(asked, decision._granted_at, decision.allowed, decision.queue_full, decision.id)
 
 
 class Held(NamedTuple):
@@ -183,12 +183,12 @@ def hold_places(
     while time.monotonic() < end:
         decision = limiter.acquire(limit, max_wait=max_wait)
         if not decision.allowed:
-            refused.append(decision.granted_at)
+            refused.append(decision._granted_at)
             continue
         time.sleep(hold)
         ended = store_time(limiter)
         given_back = limiter.release(decision)
-        held.append(Held(decision.granted_at, ended, store_time(limiter)))
+        held.append(Held(decision._granted_at, ended, store_time(limiter)))
         assert (given_back, limiter.release(decision), limiter.release(decision)) == (True, False, False)
     return held, refused
 
@@ -204,7 +204,7 @@ def ask_as(limiter: Limiter, _: str, demands: list[LimitRequest], id: str, secon
     allowed: list[bool] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        allowed.append(limiter.asker.ask(demands, id=id).allowed)
+        allowed.append(limiter._asker.ask(demands, id=id).allowed)
     return allowed
 
 

@@ -50,8 +50,8 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[[Callable[[Async
         async def main() -> None:
             async with AsyncLimiter.from_url(server.url + PATIENT, quotas={"api": API}) as limiter:
                 await test(limiter)
-                while limiter.asker._at_work:  # counts are sent each second, whether a test has just ended or not
-                    await asyncio.wait(limiter.asker._at_work)
+                while limiter._asker._at_work:  # counts are sent each second, whether a test has just ended or not
+                    await asyncio.wait(limiter._asker._at_work)
                 assert in_use(limiter) == 0, "every connection is given back"
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
 
@@ -232,14 +232,14 @@ def test_a_thousand_callers_share_ten_connections(
 
     async def call(limiter: AsyncLimiter) -> Decision:
         decision = await limiter.acquire(limit, max_wait=60)
-        assert time.time() >= decision.granted_at / 1e6 - 0.002, "returned before its permit was good"
+        assert time.time() >= decision._granted_at / 1e6 - 0.002, "returned before its permit was good"
         return decision
 
     async def test(limiter: AsyncLimiter) -> None:
         decisions = await asyncio.gather(*[call(limiter) for _ in range(1_000)])
         assert all(decision.allowed for decision in decisions)
         assert 1 < len(made) <= 10
-        starts = [Start(decision.granted_at, 1) for decision in decisions]
+        starts = [Start(decision._granted_at, 1) for decision in decisions]
         check_every_window(starts, demand("400/s", burst=5, name="shared"))  # the ceiling, exact
 
     run(test)
@@ -267,7 +267,7 @@ def test_a_call_that_could_not_be_served_in_time_is_refused_at_once(run: Run, st
         began = time.monotonic()
         refused = await limiter.acquire(limit, max_wait=50.0)
         assert time.monotonic() - began < 40, "it has not waited"
-        assert (refused.allowed, refused.binding) == (False, "slow")
+        assert (refused.allowed, refused.limited_by) == (False, "slow")
         assert refused.retry_after > 50
         assert slots(store) == []
 
@@ -282,7 +282,7 @@ class Scripted(AsyncLimiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
-        asker: Any = self.asker
+        asker: Any = self._asker
         asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
 
     def _say(self, asked: AcquirePermits) -> Operation[Decision]:
@@ -323,10 +323,18 @@ def test_a_waiting_call_returns_to_its_slot_and_gives_it_back_if_that_has_moved_
     assert asyncio.run(limiter.acquire(API, max_wait=60)).retry_after == 0.0, "it has slept"
 
 
-def test_a_call_may_wait_for_as_long_as_it_takes(run: Run) -> None:
+@pytest.mark.parametrize("for_ever", [None, math.inf])
+def test_a_call_may_wait_for_ever(run: Run, for_ever: float | None) -> None:
+    async def called() -> str:
+        return "called"
+
     async def test(limiter: AsyncLimiter) -> None:
-        decisions = [await limiter.acquire(Limit("20/s", name="fast"), max_wait=math.inf) for _ in range(3)]
+        limit = Limit("20/s", name="fast")
+        decisions = [await limiter.acquire(limit, max_wait=for_ever) for _ in range(3)]
         assert [decision.allowed for decision in decisions] == [True] * 3
+        async with limiter.permit(limit, max_wait=for_ever) as decision:
+            assert decision.allowed
+        assert await limiter.limited(limit, max_wait=for_ever)(called)() == "called"
 
     run(test)
 
@@ -420,7 +428,7 @@ def test_calls_that_are_cancelled_at_any_moment_leave_nothing(run: Run, store: r
 
     async def test(limiter: AsyncLimiter) -> None:
         got = await asyncio.gather(*[one(limiter, number) for number in range(400)])
-        await until(lambda: not limiter.asker._at_work)
+        await until(lambda: not limiter._asker._at_work)
         assert slots(store) == []
         assert holders(store) == []
         assert 40 <= sum(decision is not None for decision in got) < 350
@@ -495,7 +503,7 @@ def test_counts_that_are_under_way_when_all_callers_are_served_give_their_connec
     async def test(limiter: AsyncLimiter) -> None:
         await limiter.acquire(API)
         assert limiter._counting is not None
-        limiter.asker.start(limiter._counting.send())  # as it does each second
+        limiter._asker.start(limiter._counting.send())  # as it does each second
         await asyncio.sleep(0)
         assert in_use(limiter) == 1
 
@@ -529,7 +537,7 @@ def test_law_1_holds_while_callers_are_cancelled(run: Run) -> None:
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert sum(isinstance(result, asyncio.CancelledError) for result in results) >= 200
         decisions = [result for result in results if isinstance(result, Decision)]
-        starts = [Start(decision.granted_at, 1) for decision in decisions]
+        starts = [Start(decision._granted_at, 1) for decision in decisions]
         assert len(starts) >= 300
         check_every_window(starts, demand("200/s", name="fast"))
 
@@ -627,7 +635,7 @@ def test_what_is_under_way_on_a_hung_store_has_ended_when_the_limiter_is_closed(
                 for call in calls[:2]:
                     call.cancel()
                 await limiter.aclose()
-                assert not limiter.asker._at_work
+                assert not limiter._asker._at_work
                 assert in_use(limiter) == 0
                 await asyncio.wait(calls)
                 assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -661,5 +669,5 @@ def test_threads_and_loops_share_a_limit(server: EmbeddedServer, store: redis.Re
         theirs = [threads.submit(limiter.acquire, limit, max_wait=60) for _ in range(100)]
         decisions = asyncio.run(main()) + [each.result() for each in theirs]
     assert all(decision.allowed for decision in decisions)
-    starts = [Start(decision.granted_at, 1) for decision in decisions]
+    starts = [Start(decision._granted_at, 1) for decision in decisions]
     check_every_window(starts, demand("100/s", name="shared"))

@@ -33,9 +33,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def pool_of(limiter: AsyncLimiter) -> Any:
     """Whose connections are shared; of a cluster, those to the node that has been asked."""
-    if limiter.asker._cluster is None:
+    if limiter._asker._cluster is None:
         return limiter.client.connection_pool
-    (node,) = limiter.asker._cluster._nodes.values()
+    (node,) = limiter._asker._cluster._nodes.values()
     return node.connection_pool
 
 

@@ -131,7 +131,7 @@ def test_a_call_that_is_interrupted_before_it_has_its_answer_keeps_no_place(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter.release(limiter.acquire(PLACE))
-    link = limiter.asker.link
+    link = limiter._asker.link
     exchange = link.exchange
 
     def interrupted_once(command: bytes) -> None:
@@ -245,10 +245,10 @@ class Broken:
         if self.faults:
             self.faults -= 1
             raise ZeroDivisionError("unforeseen")
-        return self.limiter.asker.renew(leases)
+        return self.limiter._asker.renew(leases)
 
     def release(self, ended: Any) -> int:
-        return self.limiter.asker.release(ended)
+        return self.limiter._asker.release(ended)
 
 
 def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +256,7 @@ def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: py
     broken = Broken(limiter)
     leases = LeaseKeeper(broken)
     decision = limiter.acquire(short)
-    leases.begin(decision.id, decision.demands, decision.granted_at)
+    leases.begin(decision.id, decision._demands, decision._granted_at)
     until(lambda: leases._wake.set() or not broken.faults, 10, "the faults")  # type: ignore[union-attr]
     assert threads() == ["celery_ratelimit-leases"]
     leases.end(decision.id)
@@ -274,7 +274,7 @@ def test_async_renewing_survives_what_nobody_has_foreseen(
 
     async def main() -> None:
         async with AsyncLimiter.from_url(server.url + PATIENT) as limiter:
-            renew, faults = limiter.asker.core.renew, [ZeroDivisionError("unforeseen")]
+            renew, faults = limiter._asker.core.renew, [ZeroDivisionError("unforeseen")]
             renewed = asyncio.Event()
 
             def broken(leases: Any) -> Operation[list[bool]]:
@@ -284,7 +284,7 @@ def test_async_renewing_survives_what_nobody_has_foreseen(
                 renewed.set()
                 return kept
 
-            monkeypatch.setattr(limiter.asker.core, "renew", broken)
+            monkeypatch.setattr(limiter._asker.core, "renew", broken)
             async with limiter.permit(short):
                 await asyncio.wait_for(renewed.wait(), 10)
 

@@ -34,7 +34,7 @@ def test_no_command_gets_the_reply_of_another(cluster_store: Cluster, number: in
     with Limiter.from_url(cluster_store.url) as limiter:
         for name in [*names, *there]:
             limiter.client.set(f"{{{name}}}", name, ex=60)
-        link, commands = limiter.asker.link, [get(name) for name in [*names, *there]]
+        link, commands = limiter._asker.link, [get(name) for name in [*names, *there]]
         assert isinstance(link, ClusterLink)
         assert list(map(text, link.exchange_all(commands))) == [*names, *there]
         disconnect(cluster_store, 0)

@@ -219,6 +219,7 @@ def test_a_limit_is_a_line_whatever_its_name(run: Run, app: Celery) -> None:
         (["stripe", "20"], "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
         (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number of at least 1"),
         (["gpu", "--", "-1"], "gpu is 4 at once in the code: write how many places"),
+        (["gpu", "5", "--burst", "3"], "burst=3 is for a rate, and 5 is a number of places"),
         (["gpu", "0"], "gpu is 4 at once in the code: write how many places"),
     ],
 )

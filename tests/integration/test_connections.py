@@ -99,7 +99,7 @@ def test_a_timeout_is_for_the_whole_call(server: EmbeddedServer, store: redis.Re
         if when == "connected":
             limiter.acquire(LIMIT)
         between.trickle = 0.2
-        for call in (lambda: limiter.acquire(OTHERS), limiter.ping, lambda: read_changes(limiter.asker, ["api"])):
+        for call in (lambda: limiter.acquire(OTHERS), limiter.ping, lambda: read_changes(limiter._asker, ["api"])):
             began = time.monotonic()
             with pytest.raises(StoreUnavailable):
                 call()
@@ -129,7 +129,7 @@ def test_a_long_reply_may_come_in_many_pieces(server: EmbeddedServer, store: red
     limiter = Limiter.from_url(server.url)
     store.set("ratelimit:v1:{long}::changed", "x" * 5_000_000, ex=60)
     key = next(iter(store.scan_iter("*:{long}:*")))
-    assert len(limiter.asker.link.call("GET", key)) == 5_000_000
+    assert len(limiter._asker.link.call("GET", key)) == 5_000_000
     assert limiter.acquire(LIMIT).allowed
 
 
@@ -194,5 +194,5 @@ def ask_in_child(limiter: Limiter, pipe: Connection) -> None:
 
 def connection_id(limiter: Limiter) -> int:
     """The number that the store gave to this thread's connection."""
-    number: int = limiter.asker.link.exchange(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n")
+    number: int = limiter._asker.link.exchange(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n")
     return number

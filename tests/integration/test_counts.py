@@ -22,7 +22,7 @@ NAME = "tests.apps.fleet"
 
 
 def some(limiter: Limiter) -> dict[str, int]:
-    return {outcome: number for outcome, number in limiter.stats("api").results.items() if number}
+    return {outcome: number for outcome, number in limiter.stats("api")["api"].results.items() if number}
 
 
 def test_a_limiter_counts_and_tells_within_a_second(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -32,8 +32,8 @@ def test_a_limiter_counts_and_tells_within_a_second(server: EmbeddedServer, stor
             limiter.acquire("tenant", args={"tenant_id": 7}, max_wait=1)
         limiter.acquire("slow")
         limiter.acquire("slow")
-        until(lambda: limiter.stats("slow").results["refused"] == 1, 5, "the counts")
-        api, tenant, slow = limiter.stats_of(["api", "tenant", "slow"])
+        until(lambda: limiter.stats("slow")["slow"].results["refused"] == 1, 5, "the counts")
+        api, tenant, slow = limiter.stats(["api", "tenant", "slow"]).values()
         assert (api.results["acquired"], api.permits) == (1, 2)
         assert (tenant.results["acquired"], tenant.results["waited"]) == (1, 1)
         assert 0.1 < tenant.waited < 1
@@ -50,7 +50,7 @@ def test_on_a_cluster(cluster_store: Cluster) -> None:
             limiter.acquire(name)
         limiter.acquire(names[0])
     with Limiter.from_url(cluster_store.url, quotas=quotas) as limiter:
-        told = limiter.stats_of(names, totals=True)
+        told = limiter.stats(names, totals=True).values()
         assert [each.results["acquired"] for each in told] == [1] * 9
         assert [each.results["refused"] for each in told] == [1] + [0] * 8
 
@@ -67,10 +67,10 @@ def test_an_awaited_limiter_counts(server: EmbeddedServer, store: redis.Redis) -
         async with AsyncLimiter.from_url(server.url, quotas=QUOTAS) as limiter:
             await limiter.acquire("api")
             for _ in range(100):
-                if (await limiter.stats("api")).permits:
+                if (await limiter.stats("api"))["api"].permits:
                     break
                 await asyncio.sleep(0.1)
-            assert (await limiter.stats("api")).permits == 1
+            assert (await limiter.stats("api"))["api"].permits == 1
             async with limiter.permit("api"):
                 pass
 
@@ -90,7 +90,7 @@ def test_who_is_told_not_to_count_does_nothing(server: EmbeddedServer, store: re
 def test_who_decides_nothing_tells_nothing(server: EmbeddedServer, store: redis.Redis) -> None:
     with Limiter.from_url(server.url, quotas=QUOTAS) as limiter:
         limiter.acquire("api")
-        until(lambda: limiter.stats("api").permits == 1, 5, "the counts")
+        until(lambda: limiter.stats("api")["api"].permits == 1, 5, "the counts")
         until(lambda: not [t for t in threading.enumerate() if t.name == "celery_ratelimit-counts"], 5, "the thread")
 
 
@@ -103,9 +103,9 @@ def test_a_limiter_that_is_closed_leaves_no_thread_and_counts_when_it_is_used_ag
         limiter.acquire("api")
         limiter.close()
         assert set(threading.enumerate()) <= before
-    assert limiter.stats("api").permits == 2
+    assert limiter.stats("api")["api"].permits == 2
     limiter.acquire("api")
-    until(lambda: limiter.stats("api").permits == 3, 5, "the counts")
+    until(lambda: limiter.stats("api")["api"].permits == 3, 5, "the counts")
     limiter.close()
 
 
@@ -159,11 +159,11 @@ def test_workers_count_what_becomes_of_tasks(server: EmbeddedServer, store: redi
         fleet.wait_for(41, 30)
 
         def counted() -> tuple[int, int]:
-            retry, drop = limiter.stats_of([f"{NAME}.retry", f"{NAME}.drop"], totals=True)
+            retry, drop = limiter.stats([f"{NAME}.retry", f"{NAME}.drop"], totals=True).values()
             return retry.started, drop.started + drop.results["dropped"]
 
         until(lambda: counted() == (40, 10), 10, "the counts")
-        retry = limiter.stats(f"{NAME}.retry")
+        (retry,) = limiter.stats(f"{NAME}.retry").values()
         assert retry.results["parked"] > 10
         assert retry.results["waited"] >= retry.results["parked"]
         assert {(user.kind, user.name) for user in retry.users} == {("task", f"{NAME}.retry"), ("queue", "celery")}

@@ -66,7 +66,7 @@ def test_a_child_that_only_closes_its_limiter_counts_nothing_a_second_time(limit
     limiter.acquire("gpu")
     assert in_child(limiter.close) == "None"
     limiter.close()
-    assert limiter.stats("gpu").results["acquired"] == 1
+    assert limiter.stats("gpu")["gpu"].results["acquired"] == 1
 
 
 def test_a_child_reads_the_clock_of_stores_in_memory() -> None:

@@ -39,8 +39,8 @@ def test_each_change_says_who_when_what_and_why(changing: Limiter, clock: Clock)
     changing.pause("stripe", 30, by="bob@host")
     clock.advance(1)
     changing.resume("stripe", by="bob@host", reason="all is well")
-    changing.expire("stripe", 60, by="ann@host")
-    changing.delete("stripe", by="ann@host")
+    changing.expire_rate("stripe", 60, by="ann@host")
+    changing.unset_rate("stripe", by="ann@host")
     changing.reset("stripe", by="eve@host", reason="a test")
     found = changing.history("stripe")
     start = START / 1e6
@@ -74,7 +74,7 @@ def test_a_change_that_changes_nothing_is_not_kept(changing: Limiter) -> None:
     assert not changing.try_set_rate("stripe", "30/s")
     changing.pause("stripe", 30)
     assert changing.pause("stripe", 20) == 30, "a shorter pause never shortens a longer one"
-    assert not changing.delete("gpu")
+    assert not changing.unset_rate("gpu")
     assert not changing.resume("gpu")
     assert [each.verb for each in changing.history("stripe")] == ["set", "pause"]
     assert changing.history("gpu") == []

@@ -71,7 +71,7 @@ def test_a_plain_process_shares_a_quota_with_the_fleet(
             mine.append(limiter.acquire("stripe", max_wait=5))
         fleet.wait_for(100, 10)
         assert all(decision.allowed for decision in mine)
-        ours = [Start(decision.granted_at / 1e6, -1, 0) for decision in mine]
+        ours = [Start(decision._granted_at / 1e6, -1, 0) for decision in mine]
         permits = sorted([*fleet.permits(), *ours])
         assert len(permits) == 150, "two thirds of them the fleet's"
         assert_never_over(permits, 50)

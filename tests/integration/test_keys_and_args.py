@@ -109,9 +109,11 @@ def test_a_key_where_no_limit_is_kept_by_key_is_an_error(
     assert not store.keys("ratelimit:*")
 
 
-@pytest.mark.parametrize("method", ["set_rate", "try_set_rate", "pause", "resume", "expire", "delete", "config"])
+@pytest.mark.parametrize(
+    "method", ["set_rate", "try_set_rate", "pause", "resume", "expire_rate", "unset_rate", "config"]
+)
 def test_nor_is_anything_stored_for_such_a_bucket(limiter: Same, store: redis.Redis, method: str) -> None:
-    more = {"set_rate": ["1/s"], "try_set_rate": ["1/s"], "pause": [5], "expire": [5]}.get(method, [])
+    more = {"set_rate": ["1/s"], "try_set_rate": ["1/s"], "pause": [5], "expire_rate": [5]}.get(method, [])
     with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
         getattr(limiter, method)("stripe", *more, key="7")
     getattr(limiter, method)("node", *more, key="@another")  # one bucket of each machine is another's

@@ -20,7 +20,7 @@ PLACE = LimitRequest(Concurrency(1, name="places"), "places")
 
 def leases_of(url: str, queues: RequestQueues, moved: list[Any], *, wakes: bool = True) -> ConcurrencyLeases:
     worker: Any = SimpleNamespace(timers=SimpleNamespace(call_soon_wakes_loop=wakes, call_soon=lambda call: call()))
-    asker, unused = Limiter(redis.Redis.from_url(url)).asker, None
+    asker, unused = Limiter(redis.Redis.from_url(url))._asker, None
     parts: Any = (worker, asker, unused, unused, unused, queues)
     return ConcurrencyLeases(*parts, on_end=lambda request: None, on_free=lambda some: moved.extend(some))
 
@@ -34,7 +34,7 @@ def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: Embedded
     waits.next_acquire = other.next_acquire = 1e9
     mine = limiter.acquire(PLACE.limit)
     (said,) = release_and_acquire(
-        limiter.asker, (PLACE,), PlaceRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
+        limiter._asker, (PLACE,), PlaceRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
     )
     assert (said.allowed, moved) == (False, [])
     assert limiter.release(mine)

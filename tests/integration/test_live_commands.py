@@ -30,8 +30,8 @@ QUOTAS: dict[str, Any] = {
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "set_rate": ("10/s",),
     "try_set_rate": ("10/s",),
-    "expire": (5,),
-    "delete": (),
+    "expire_rate": (5,),
+    "unset_rate": (),
     "config": (),
     "pause": (5,),
     "resume": (),
@@ -188,7 +188,7 @@ def test_a_quota_that_is_not_there_lists_near_ones(limiter: Same, ask: str) -> N
 
 
 def test_quotas_are_read_as_in_settings(limiter: Same) -> None:
-    assert limiter.acquire("stripe").limit == 1
+    assert limiter.acquire("stripe").capacity == 1
     assert limiter.acquire("openai", cost=150).remaining == 50
     assert limiter.acquire(["gpu", "places"]).allowed
     assert limiter.acquire("tenant", args={"tenant_id": 7}).states[0].key == "7"

@@ -149,7 +149,7 @@ def test_limiters_from_before_see_the_stopped_clock_and_the_real_one_again() -> 
         clock.advance(1e9)  # far ahead of the real time
         assert limiter.acquire(HOURLY).allowed
     assert limiter.acquire(HOURLY).allowed
-    assert abs(limiter.acquire(HOURLY).granted_at / 1e6 - time.time()) < 5
+    assert abs(limiter.acquire(HOURLY)._granted_at / 1e6 - time.time()) < 5
     with pytest.raises(ConfigurationError, match="running"):
         clock.advance(1)
 

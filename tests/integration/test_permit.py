@@ -69,7 +69,7 @@ def test_a_block_runs_when_it_has_its_permit(limiter: Limiter) -> None:
     granted = []
     for _ in range(5):
         with limiter.permit("api") as decision:  # waits for as long as it takes
-            granted.append(decision.granted_at)
+            granted.append(decision._granted_at)
     assert all(later - earlier >= 50_000 for earlier, later in pairwise(granted))
 
 
@@ -117,12 +117,12 @@ def test_async_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(r
 def test_a_block_is_refused_where_there_is_no_room_to_wait(limiter: Limiter) -> None:
     limiter.acquire("leaky")
     waiting = LimitRequest(QUOTAS["leaky"], "leaky")
-    assert not limiter.asker.ask([waiting], id="who waits", claim=1e6).allowed
+    assert not limiter._asker.ask([waiting], id="who waits", claim=1e6).allowed
     for max_wait in (None, 1e6):
         with pytest.raises(Throttled, match="'leaky'") as caught, limiter.permit("leaky", max_wait=max_wait):
             pytest.fail("ran without a permit")
         assert caught.value.max_wait is None, "it is not the time that is lacking"
-    limiter.asker.forget([waiting], id="who waits")
+    limiter._asker.forget([waiting], id="who waits")
 
 
 def test_what_no_call_can_be_asked_by_is_said_at_once(limiter: Limiter) -> None:
@@ -165,7 +165,7 @@ def test_at_most_so_many_blocks_run_at_once(limiter: Limiter) -> None:
     def work(_: int) -> None:
         with limiter.permit("places") as decision:
             seconds, fraction = limiter.client.time()
-            spans.append((decision.granted_at, int(seconds) * 1_000_000 + int(fraction)))
+            spans.append((decision._granted_at, int(seconds) * 1_000_000 + int(fraction)))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(100)))
@@ -188,7 +188,7 @@ def test_async_a_block_runs_when_it_has_its_permit(run: Callable[..., None]) -> 
     async def test(limiter: AsyncLimiter) -> None:
         async def block() -> int:
             async with limiter.permit("api") as decision:
-                return decision.granted_at
+                return decision._granted_at
 
         granted = sorted(await asyncio.gather(*[block() for _ in range(5)]))
         assert all(later - earlier >= 50_000 for earlier, later in pairwise(granted))
@@ -270,7 +270,7 @@ def test_async_at_most_so_many_blocks_run_at_once(run: Callable[..., None], limi
         async def block() -> None:
             async with asynchronous.permit("places") as decision:
                 seconds, fraction = await asynchronous.client.time()
-                spans.append((decision.granted_at, int(seconds) * 1_000_000 + int(fraction)))
+                spans.append((decision._granted_at, int(seconds) * 1_000_000 + int(fraction)))
 
         await asyncio.gather(*[block() for _ in range(60)])
         assert len(spans) == 60
@@ -314,7 +314,7 @@ def test_async_a_block_whose_store_dies_ends_as_it_would_and_its_place_comes_bac
             own_server.start()
             while not (again := await limiter.acquire(long)).allowed:
                 await asyncio.sleep(0.01)
-            assert again.granted_at < decision.granted_at + 2_500_000, "given back: the lease would have lasted for 3 s"
+            assert again._granted_at < decision._granted_at + 2_500_000, "given back: a lease lasts for 3 s"
 
     asyncio.run(main())
 

@@ -81,7 +81,7 @@ def test_callers_without_patience_get_the_rate_and_no_more(server: EmbeddedServe
         ids: list[str] = []
         while time.monotonic() < stop:
             id = f"{name}-{len(ids)}"
-            ids.append(id if limiter.asker.ask(wanted, id=id).allowed else "")
+            ids.append(id if limiter._asker.ask(wanted, id=id).allowed else "")
         return ids
 
     with ThreadPoolExecutor(4) as threads:
@@ -154,13 +154,17 @@ def test_a_blocking_call_that_could_not_be_served_in_time_is_refused_at_once(lim
     began = time.monotonic()
     refused = limiter.acquire(limit, max_wait=50.0)
     assert time.monotonic() - began < 40.0, "it has not waited"
-    assert (refused.allowed, refused.binding) == (False, "api")
+    assert (refused.allowed, refused.limited_by) == (False, "api")
     assert refused.retry_after > 50
 
 
-def test_a_blocking_call_may_wait_for_as_long_as_it_takes(limiter: Limiter) -> None:
+@pytest.mark.parametrize("for_ever", [None, math.inf])
+def test_a_blocking_call_may_wait_for_ever(limiter: Limiter, for_ever: float | None) -> None:
     limit = Limit("20/s", name="api")
-    assert [limiter.acquire(limit, max_wait=math.inf).allowed for _ in range(3)] == [True] * 3
+    assert [limiter.acquire(limit, max_wait=for_ever).allowed for _ in range(3)] == [True] * 3
+    with limiter.permit(limit, max_wait=for_ever) as decision:
+        assert decision.allowed
+    assert limiter.limited(limit, max_wait=for_ever)(lambda: "called")() == "called"
 
 
 def test_a_blocking_call_that_waits_for_a_slot_far_ahead_gets_it(limiter: Limiter, store: redis.Redis) -> None:
@@ -169,7 +173,7 @@ def test_a_blocking_call_that_waits_for_a_slot_far_ahead_gets_it(limiter: Limite
     first = limiter.acquire(limit)
     second = limiter.acquire(limit, max_wait=50.0)
     assert second.allowed
-    assert second.granted_at - first.granted_at >= 1_200_000
+    assert second._granted_at - first._granted_at >= 1_200_000
     assert not store.exists("ratelimit:v1:{api}::slots")
 
 
@@ -177,5 +181,5 @@ def test_buckets_of_different_demands_do_not_share(limiter: Limiter) -> None:
     demands = [
         LimitRequest(Limit("1/m", name=name), name, key) for name in ("a", "b", "a:b") for key in ("", "x", "b", "{a}")
     ]
-    assert all(limiter.asker.ask([each]).allowed for each in demands)
-    assert not any(limiter.asker.ask([each]).allowed for each in demands)
+    assert all(limiter._asker.ask([each]).allowed for each in demands)
+    assert not any(limiter._asker.ask([each]).allowed for each in demands)

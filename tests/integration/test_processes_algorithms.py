@@ -65,7 +65,7 @@ TURNS = {
     "leaky_bucket": limit_of("60/s", algorithm="leaky_bucket", capacity=3),
     "fixed_window, clock": limit_of("12/0.2s", algorithm="fixed_window"),
     "fixed_window, first": limit_of("12/0.2s", algorithm="fixed_window", align="first"),
-    "sliding_window": limit_of("8/0.1s", algorithm="sliding_window", precision=4),
+    "sliding_window": limit_of("8/0.1s", algorithm="sliding_window", sub_windows=4),
     "sliding_log": limit_of("8/0.1s", algorithm="sliding_log"),
 }
 
@@ -130,7 +130,7 @@ def check_queue(told: list[Told], capacity: int) -> None:
     refused = [each for each in told if not each.allowed]
     assert refused, "there were more callers than places in the queue"
     for each in refused:
-        assert each.full
+        assert each.queue_full
         assert sum(asked <= each.asked <= at for asked, at in waits) >= capacity
 
 
@@ -148,7 +148,7 @@ STORM = {
     "leaky_bucket": [limit_of("150/s", algorithm="leaky_bucket", capacity=2)],
     "fixed_window, clock": [limit_of("30/0.15s", algorithm="fixed_window")],
     "fixed_window, first": [limit_of("30/0.15s", algorithm="fixed_window", align="first")],
-    "sliding_window": [limit_of("30/0.15s", algorithm="sliding_window", precision=7)],
+    "sliding_window": [limit_of("30/0.15s", algorithm="sliding_window", sub_windows=7)],
     "sliding_log": [limit_of("30/0.15s", algorithm="sliding_log")],
     "several": [
         Limit("200/s", burst=20, name="bucket"),
@@ -226,7 +226,7 @@ def test_who_blocks_longer_than_permits_are_taken_ahead_is_served_in_order(
     for name, limit in SLOW.items():
         came = sorted(decisions[name], key=lambda decision: asked[decision.id][0])
         assert [decision.allowed for decision in came] == [True] * 8
-        served = [decision.granted_at for decision in came]
+        served = [decision._granted_at for decision in came]
         assert served == sorted(served), f"{name}: first come, first served"
         assert any(len(asked[decision.id]) > 1 for decision in came), f"{name}: somebody kept a slot"
         check_every_window([Start(at, demand_of(limit).cost) for at in served], demand_of(limit))
@@ -251,7 +251,7 @@ def test_a_reservation_that_many_processes_make_takes_one_permit_and_comes_back_
     parts: list[list[Decision]] = callers.run(reserve_each, server.url, limit, ids)
     assert all(decision.allowed for part in parts for decision in part), "no id takes two"
     for same in zip(*parts, strict=True):
-        assert len({decision.granted_at for decision in same}) == 1, "all are told of the same permit"
+        assert len({decision._granted_at for decision in same}) == 1, "all are told of the same permit"
     assert limiter.peek(limit).remaining == 0, "each id takes one"
     assert not limiter.reserve(limit, id="another", horizon=0.0).allowed
 
@@ -307,7 +307,7 @@ def test_a_call_that_many_processes_settle_is_corrected_once(
 def test_thousands_of_permits_add_up_to_the_rate_where_an_interval_is_no_whole_microsecond(
     frozen: Limiter, limit: Limit
 ) -> None:
-    starts = [frozen.reserve(limit, id=str(number), horizon=1.0).granted_at for number in range(2000)][100:]  # warm
+    starts = [frozen.reserve(limit, id=str(number), horizon=1.0)._granted_at for number in range(2000)][100:]  # warm
     length = starts[-1] - starts[0]
     assert len(starts) <= most(Numbers.of(demand_of(limit)), length)
     rounded_up = (
@@ -363,7 +363,7 @@ def ask_until_allowed(limiter: Limiter, limit: Concurrency, keep: Decision | Non
     """When it was refused, and how it was let in. Meanwhile another place is kept."""
     refused: list[int] = []
     while not (decision := limiter.acquire(limit)).allowed:
-        refused.append(decision.granted_at)
+        refused.append(decision._granted_at)
         assert keep is None or limiter.renew(keep)
     return refused, decision
 
@@ -376,7 +376,7 @@ def test_the_place_of_a_holder_that_was_killed_is_free_after_its_lease_and_not_b
     mine = limiter.acquire(limit)
     refused, next = ask_until_allowed(limiter, limit, keep=mine)
     assert killed.allowed
-    assert refused[-1] < killed.at + 700_000 <= next.granted_at
+    assert refused[-1] < killed.at + 700_000 <= next._granted_at
     assert limiter.renew(mine)
     assert not limiter.acquire(limit).allowed
 
@@ -384,7 +384,7 @@ def test_the_place_of_a_holder_that_was_killed_is_free_after_its_lease_and_not_b
 def test_a_lease_that_has_expired_is_lost_even_if_nobody_wants_the_place(limiter: Limiter) -> None:
     limit = Concurrency(2, name="places", lease=0.5)
     lost, kept = limiter.acquire(limit), limiter.acquire(limit)
-    while store_time(limiter) < lost.granted_at + 500_000:
+    while store_time(limiter) < lost._granted_at + 500_000:
         assert limiter.renew(kept)
     assert not limiter.renew(lost)
     assert [limiter.acquire(limit).allowed for _ in range(2)] == [True, False]
@@ -394,7 +394,7 @@ def test_who_waits_gets_the_place_of_a_holder_that_was_killed(server: EmbeddedSe
     killed = killed_holder(server.url, limit := Concurrency(1, name="places", lease=0.7))
     decision = limiter.acquire(limit, max_wait=60.0)
     assert decision.allowed
-    assert killed.at + 700_000 <= decision.granted_at
+    assert killed.at + 700_000 <= decision._granted_at
 
 
 def test_a_lease_that_is_renewed_lasts_as_long_from_then_on(server: EmbeddedServer, limiter: Limiter) -> None:
@@ -408,8 +408,8 @@ def test_a_lease_that_is_renewed_lasts_as_long_from_then_on(server: EmbeddedServ
             assert limiter.renew(mine)
             latest = store_time(limiter)
         refused, next = other.result()
-    assert mine.granted_at + 1_500_000 <= earliest
-    assert earliest + 1_000_000 <= next.granted_at
+    assert mine._granted_at + 1_500_000 <= earliest
+    assert earliest + 1_000_000 <= next._granted_at
     assert refused[-1] < latest + 1_000_000
     assert not limiter.renew(mine), "lost is lost"
     assert not limiter.release(mine)
@@ -434,7 +434,7 @@ def test_one_id_holds_one_place_however_many_ask_under_it_and_for_as_long_as_the
 ) -> None:
     limit = Concurrency(2, name="places", lease=1.0)
     demands = [demand_of(limit)]
-    mine, other = limiter.asker.ask(demands, id="task"), limiter.acquire(limit)
+    mine, other = limiter._asker.ask(demands, id="task"), limiter.acquire(limit)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(callers.run, ask_as, server.url, demands, "task", 1.5)
         while not asked.done():
@@ -451,15 +451,15 @@ def test_one_id_holds_one_place_however_many_ask_under_it_and_for_as_long_as_the
 
 def begin(leases: LeaseKeeper, limiter: Limiter, limit: Concurrency) -> Decision:
     decision = limiter.acquire(limit)
-    leases.begin(decision.id, decision.demands, decision.granted_at)
+    leases.begin(decision.id, decision._demands, decision._granted_at)
     return decision
 
 
 def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, limiter: Limiter) -> None:
-    limit, leases = Concurrency(1, name="places", lease=0.6), LeaseKeeper(limiter.asker)
+    limit, leases = Concurrency(1, name="places", lease=0.6), LeaseKeeper(limiter._asker)
     task = begin(leases, limiter, limit)
     other = Limiter.from_url(server.url)
-    while not (decision := other.acquire(limit)).allowed and decision.granted_at < task.granted_at + 2_200_000:
+    while not (decision := other.acquire(limit)).allowed and decision._granted_at < task._granted_at + 2_200_000:
         pass
     assert not decision.allowed
     leases.end(task.id)
@@ -471,12 +471,12 @@ def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, lim
 def test_a_place_that_is_given_back_later_is_given_back_soon(limiter: Limiter) -> None:
     """At the next time that leases are renewed, by the shortest of them."""
     short, long = Concurrency(1, name="short", lease=0.6), Concurrency(1, name="long", lease=3600.0)
-    leases = LeaseKeeper(limiter.asker)
+    leases = LeaseKeeper(limiter._asker)
     runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
     leases.end(ends.id, later=True)
     ended = store_time(limiter)
     _, decision = ask_until_allowed(limiter, long)
-    assert decision.granted_at < ended + 60_000_000, "its own lease is an hour"
+    assert decision._granted_at < ended + 60_000_000, "its own lease is an hour"
     assert not limiter.acquire(short).allowed
     leases.end(runs.id)
 
@@ -486,7 +486,7 @@ def test_leases_survive_a_restart_of_the_store_and_are_given_back_after_one(capl
     short, long = Concurrency(1, name="short", lease=1.5), Concurrency(1, name="long", lease=3600.0)
     with embedded_server(persist=True) as own:
         limiter = Limiter.from_url(own.url)
-        leases = LeaseKeeper(limiter.asker)
+        leases = LeaseKeeper(limiter._asker)
         runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
 
         own.kill()
@@ -498,8 +498,8 @@ def test_leases_survive_a_restart_of_the_store_and_are_given_back_after_one(capl
         back = store_time(limiter)
 
         _, decision = ask_until_allowed(limiter, long)
-        assert decision.granted_at < back + 60_000_000
-        while not (decision := limiter.acquire(short)).allowed and decision.granted_at < runs.granted_at + 3_200_000:
+        assert decision._granted_at < back + 60_000_000
+        while not (decision := limiter.acquire(short)).allowed and decision._granted_at < runs._granted_at + 3_200_000:
             pass
         assert not decision.allowed, "renewed as before"
         leases.end(runs.id)

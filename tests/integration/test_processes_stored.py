@@ -60,11 +60,11 @@ def insist(limiter: Limiter, _: str, limit: Limit, seconds: float, horizon: floa
     demands = [LimitRequest(limit, limit.name or "")]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        decision = limiter.asker.ask(demands, horizon=horizon)
+        decision = limiter._asker.ask(demands, horizon=horizon)
         wait = us(decision.retry_after) if decision.allowed else 0
         state = decision.states[0]
         told.append(
-            Told(decision.granted_at - wait, decision.granted_at, decision.allowed, state.limit, state.interval)
+            Told(decision._granted_at - wait, decision._granted_at, decision.allowed, state.capacity, state.interval)
         )
         if not decision.allowed:
             time.sleep(0.0005)

@@ -83,7 +83,7 @@ def test_the_figures_of_a_scrape(server: EmbeddedServer, store: redis.Redis) -> 
     limiter.pause("tenant", 60)
     assert limiter._counting is not None
     limiter._counting.send()
-    until(lambda: limiter.would("tried").requests == 2, 10, "what a limit in shadow would have done is reckoned later")
+    until(lambda: limiter.shadow_report("tried").requests == 2, 10, "the simulation of the two requests")
     text, samples = scraped(app)
     assert samples["up", ()] == 1
     assert samples["requests_total", of("stripe", result="acquired")] == 1

@@ -188,5 +188,5 @@ def test_the_line_says_which_rate_holds_and_who_has_set_it(
             return str(line_of(fleet, result)[0])
 
         until(lambda: f"'{name}' (1/h in code, 2/h set by anna): parked, " in said(), 20, "who has set it")
-        limiter.delete(name, force=True)
+        limiter.unset_rate(name, force=True)
         until(lambda: f"'{name}' (1/h): parked, " in said(), 20, "the code's rate")

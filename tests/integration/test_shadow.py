@@ -38,15 +38,15 @@ QUOTAS: dict[str, Any] = {
 
 def reckoned(limiter: Limiter, name: str, number: int) -> Any:
     """What it would have done to so many requests: once all are reckoned, which is some seconds after they came."""
-    until(lambda: limiter.would(name, force=True).requests >= number, 10, f"{number} requests of {name}")
-    return limiter.would(name, force=True)
+    until(lambda: limiter.shadow_report(name, force=True).requests >= number, 10, f"{number} requests of {name}")
+    return limiter.shadow_report(name, force=True)
 
 
 def test_nobody_waits_and_it_is_told_what_would_have_been(server: EmbeddedServer, store: redis.Redis) -> None:
     with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         for _ in range(5):
             decision = limiter.acquire("tried")
-            assert (decision.allowed, decision.retry_after, decision.demands) == (True, 0.0, ())
+            assert (decision.allowed, decision.retry_after, decision._demands) == (True, 0.0, ())
             assert limiter.peek("tried").allowed
             assert limiter.available("tried") == 1
             with limiter.permit("tried", max_wait=0.01):
@@ -54,18 +54,18 @@ def test_nobody_waits_and_it_is_told_what_would_have_been(server: EmbeddedServer
         assert not store.exists("ratelimit:v1:{tried}::state")
         until(lambda: store.exists("ratelimit:v1:{tried}::arrivals"), 10, "the store being told")
         with Limiter.from_url(server.url + PATIENT) as elsewhere:  # where nothing is told of its quota
-            assert elsewhere.would("tried").requests <= 10
+            assert elsewhere.shadow_report("tried").requests <= 10
         said = reckoned(limiter, "tried", 10)
         assert (said.requests, said.delayed) == (10, 9)
         assert said.longest > 8 * 3600
-        assert limiter.stats("tried", force=True).results["shadow"] == 10
+        assert limiter.stats("tried", force=True)["tried"].results["shadow"] == 10
 
 
 def test_others_decide_without_it(server: EmbeddedServer, store: redis.Redis) -> None:
     with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         said = [limiter.acquire(["real", "tried"]) for _ in range(8)]
         assert [each.allowed for each in said] == [True] * 5 + [False] * 3
-        assert {each.binding for each in said[5:]} == {"real"}
+        assert {each.limited_by for each in said[5:]} == {"real"}
         assert [state.name for state in said[0].states] == ["real"]
         assert reckoned(limiter, "tried", 5).requests == 5, "what the others refuse has not come"
 
@@ -157,7 +157,7 @@ def test_twenty_processes_at_once_as_its_first_use(server: EmbeddedServer, store
             said = reckoned(limiter, name, 200)
             assert (said.requests, said.delayed, said.pending) == (200, 199, 0)
             assert said.longest == pytest.approx(199 * 3600, rel=0.001)
-            assert limiter.stats(name).results["shadow"] == 200
+            assert limiter.stats(name)[name].results["shadow"] == 200
 
 
 NAME = "tests.apps.fleet"
@@ -178,8 +178,8 @@ def test_workers_hold_no_task_up(server: EmbeddedServer, store: redis.Redis, tmp
         name = "slow" if task == "plain" else "t"
         said = reckoned(limiter, name, 30)
         assert (said.requests, said.delayed) == (30, 29)
-        until(lambda: limiter.stats(name).results["shadow"] == 30, 10, "the counts")
-        assert f"{NAME}.{task}" in {user.name for user in limiter.stats(name).users}
+        until(lambda: limiter.stats(name)[name].results["shadow"] == 30, 10, "the counts")
+        assert f"{NAME}.{task}" in {user.name for user in limiter.stats(name)[name].users}
         assert not fleet.signals()
 
 
@@ -225,10 +225,10 @@ def test_the_command_line_switches_it_and_shows_it(app: Celery) -> None:
     )
     data = {each["name"]: each for each in json.loads(run(app, "status", "--json"))}
     assert data["tried"]["state"] == data["stripe"]["state"] == "shadow"
-    assert (data["tried"]["would"]["delayed"], data["tried"]["would"]["requests"]) == (2, 3)
-    assert data["tried"]["would"]["said"].startswith("would have delayed 2 of 3 tasks")
+    assert (data["tried"]["shadow_report"]["delayed"], data["tried"]["shadow_report"]["requests"]) == (2, 3)
+    assert data["tried"]["shadow_report"]["said"].startswith("would have delayed 2 of 3 tasks")
     assert data["stripe"]["stored_shadow"]["reason"] == "a trial"
-    assert data["gpu"]["would"] is None
+    assert data["gpu"]["shadow_report"] is None
     assert "in force" in run(app, "set", "stripe", "50/s", "--no-shadow") + run(app, "history", "stripe")
     assert not limiter.config("stripe").shadow
     assert "in shadow" not in run(app, "unset", "stripe", "--shadow").partition("now")[2]
@@ -261,7 +261,7 @@ def test_prometheus_is_told(app: Celery) -> None:
     for _ in range(3):
         limiter.acquire("tried")
     reckoned(limiter, "tried", 3)
-    until(lambda: limiter.stats("tried").results["shadow"] == 3, 10, "the counts")
+    until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 3, 10, "the counts")
     registry = CollectorRegistry()
     registry.register(collector(app))
     text = generate_latest(registry).decode()
@@ -314,7 +314,7 @@ def test_a_running_fleet_is_switched(
         for index in range(40, 60):
             fleet.send(task, index)
         fleet.wait_for(60, 20)
-        until(lambda: limiter.would(name).requests >= 20, 20, "what it would have done")
+        until(lambda: limiter.shadow_report(name).requests >= 20, 20, "what it would have done")
         limiter.set_shadow(name, False)
         until(lambda: not _passes(fleet, task), 20, "its being in force")
         assert sorted({start.index for start in fleet.starts() if start.index < 60}) == list(range(60))
@@ -336,8 +336,8 @@ def test_what_older_workers_tell_stands_beside_it(server: EmbeddedServer, store:
     with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         store.set("ratelimit:v1:{tried}::counted", " acquired=7 permits=7 w10=7", px=60_000)
         limiter.acquire("tried")
-        until(lambda: limiter.stats("tried").results["shadow"] == 1, 10, "the counts")
-        stats = limiter.stats("tried")
+        until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 1, 10, "the counts")
+        stats = limiter.stats("tried")["tried"]
         assert (stats.results["acquired"], stats.permits, stats.started) == (7, 7, 7)
 
 
@@ -363,11 +363,11 @@ def test_in_memory_nobody_waits_and_nothing_is_reckoned() -> None:
     with Limiter.from_url("memory://", quotas={**QUOTAS, "real": Limit("1/h", name="real")}) as limiter:
         for _ in range(3):
             assert limiter.acquire("tried").allowed
-        assert limiter.would("tried").requests == 0
+        assert limiter.shadow_report("tried").requests == 0
         assert [limiter.acquire("real").allowed for _ in range(2)] == [True, False]
         limiter.set_shadow("real", True)
         assert limiter.acquire("real").allowed
-        limiter.asker.shadows.learn({"real": None})
+        limiter._asker.shadows.learn({"real": None})
         assert limiter.acquire("real").allowed
         limiter.set_shadow("real", False)
         assert not limiter.acquire("real").allowed
@@ -396,7 +396,7 @@ def test_explain_says_it_of_the_limits_of_a_task(app: Celery) -> None:
     assert "is parked at place 1 of 1 of limit 'stripe'" in said
     assert "The limit 'tried' is in shadow: would have delayed 2 of 3 tasks, by" in said
     data = json.loads(run(app, "explain", "one", "--json"))
-    assert data["would"]["tried"]["delayed"] == 2
+    assert data["shadow_reports"]["tried"]["delayed"] == 2
 
 
 def test_a_reset_forgets_who_stands_in_the_queue(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -424,8 +424,9 @@ def test_who_does_not_know_the_limit_reckons_nothing(server: EmbeddedServer, sto
             return bool(first) and store.time()[0] > first[0][1] / 1e6 + 3
 
         until(oldest_is_due, 20, "its time")
-        assert (stranger.would("tried", force=True).requests, stranger.would("tried", force=True).pending) == (0, 3)
-        assert limiter.would("tried").longest > 7000
+        elsewhere = stranger.shadow_report("tried", force=True)
+        assert (elsewhere.requests, elsewhere.pending) == (0, 3)
+        assert limiter.shadow_report("tried").longest > 7000
 
 
 def test_what_comes_after_its_end_is_not_reckoned(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -435,5 +436,5 @@ def test_what_comes_after_its_end_is_not_reckoned(server: EmbeddedServer, store:
     ):
         other.set_shadow("tried", False)
         assert limiter.acquire("tried").allowed, "it does not know yet"
-        until(lambda: limiter.stats("tried").results["shadow"] == 1, 10, "what it tells")
+        until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 1, 10, "what it tells")
         assert not store.exists("ratelimit:v1:{tried}::arrivals")

@@ -17,12 +17,12 @@ TENANT = Limit("5/s", name="tenant", key="tenant:{tenant}")
 
 @pytest.fixture
 def outage(limiter: Limiter) -> Outage:
-    return Outage(limiter.asker, lambda call: call(), lambda: None)
+    return Outage(limiter._asker, lambda call: call(), lambda: None)
 
 
 @pytest.fixture
 def rates(limiter: Limiter, outage: Outage) -> StoredLimitLabels:
-    return StoredLimitLabels(limiter.asker, outage)
+    return StoredLimitLabels(limiter._asker, outage)
 
 
 def asked(store: redis.Redis) -> int:
@@ -81,6 +81,6 @@ def test_a_key_is_looked_at_where_it_has_another_rate(
 
 def test_a_store_that_does_not_answer_is_not_known(limiter: Limiter, outage: Outage, rates: StoredLimitLabels) -> None:
     limiter.client.close()
-    broken = StoredLimitLabels(Limiter.from_url("redis://127.0.0.1:1/0").asker, outage)
+    broken = StoredLimitLabels(Limiter.from_url("redis://127.0.0.1:1/0")._asker, outage)
     assert broken.of(LimitRequest(STRIPE, "stripe"), 0.05) == ""
     assert not outage, "a worker takes no store for lost for a line in the log"

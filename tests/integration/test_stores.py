@@ -173,7 +173,7 @@ def test_the_documented_rights_are_enough_for_everything(user: str) -> None:
     held = [limiter.acquire(places) for _ in range(3)]
     assert limiter.renew(held[0])
     assert limiter.release(held[0])
-    assert not last.binding or last.binding == "warm"
+    assert not last.limited_by or last.limited_by == "warm"
 
 
 @pytest.mark.parametrize("missing", ["-zadd", "-evalsha", "-set", "-lset", "resetkeys"])
@@ -289,14 +289,14 @@ def refusing(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedServer, A
 def test_a_probe_meets_what_requests_meet(refusing: tuple[EmbeddedServer, Any]) -> None:
     own, refuse = refusing
     limiter = Limiter.from_url(own.url)
-    limiter.asker.probe()
+    limiter._asker.probe()
     refuse(True)
     limiter.ping()
-    for call in (limiter.asker.probe, lambda: limiter.acquire(Limit("1/h", burst=5, name="one"))):
+    for call in (limiter._asker.probe, lambda: limiter.acquire(Limit("1/h", burst=5, name="one"))):
         with pytest.raises((StoreUnavailable, ConfigurationError)):
             call()
     refuse(False)
-    limiter.asker.probe()
+    limiter._asker.probe()
     assert limiter.acquire(SPREAD).allowed
 
 
@@ -324,10 +324,10 @@ def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store:
         client.config_set("maxmemory", "1")
         try:
             with pytest.raises(StoreUnavailable):
-                on_cluster.asker.probe()
+                on_cluster._asker.probe()
         finally:
             client.config_set("maxmemory", "0")
-        on_cluster.asker.probe()
+        on_cluster._asker.probe()
 
 
 # -- Sentinel ----------------------------------------------------------------------------------------------------------
@@ -385,9 +385,9 @@ def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels)
     barrier = threading.Barrier(4)
 
     def connect(limiter: Limiter) -> None:
-        connection = limiter.asker.link._take()
+        connection = limiter._asker.link._take()
         barrier.wait(10)
-        limiter.asker.link._idle.append(connection)
+        limiter._asker.link._idle.append(connection)
 
     def peek(limiter: Limiter) -> bool:
         return limiter.peek(SPREAD).allowed
@@ -407,20 +407,20 @@ def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels)
             for limiter in limiters.values():
                 with ThreadPoolExecutor(4) as threads:
                     assert all(threads.map(peek, [limiter] * 20))
-                read_changes(limiter.asker, ["a"])
-                limiter.asker.probe()
+                read_changes(limiter._asker, ["a"])
+                limiter._asker.probe()
             assert scripts_on(old) == before
             assert scripts_on(sentinel_store.master) > there
 
     def is_at_the_new_one(limiter: Limiter) -> bool:
         limiter.peek(SPREAD)
-        return limiter.asker.link._master.address == ("127.0.0.1", sentinel_store.master.port)
+        return limiter._asker.link._master.address == ("127.0.0.1", sentinel_store.master.port)
 
     for limiter in limiters.values():
         limiter.acquire(SPREAD)
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(connect, [limiter] * 4))
-        assert len(limiter.asker.link._idle) >= 4
+        assert len(limiter._asker.link._idle) >= 4
     asyncio.run(main())
 
 
@@ -440,13 +440,13 @@ def test_late_replies_of_a_master_that_hung_are_nobodys(sentinel_store: Sentinel
     master = sentinel_store.master
     master.freeze()
     try:
-        for call in (limiter.ping, lambda: read_changes(limiter.asker, ["one", "two", "three"])):
+        for call in (limiter.ping, lambda: read_changes(limiter._asker, ["one", "two", "three"])):
             with pytest.raises(StoreUnavailable):
                 call()
     finally:
         master.thaw()
     until(lambda: _answers(limiter), 20, "an answer")
-    assert read_changes(limiter.asker, ["one"]) == [None]
+    assert read_changes(limiter._asker, ["one"]) == [None]
     limiter.ping()
     assert [state.name for state in limiter.acquire(SPREAD).states] == ["a", "b", "c"]
 
@@ -462,7 +462,7 @@ def test_nobody_watches_for_a_limiter_that_is_gone(sentinel_store: Sentinels) ->
     assert watching() == 0
     limiter.acquire(SPREAD)
     assert watching() == 3
-    limiter.asker.link.close()
+    limiter._asker.link.close()
     until(lambda: watching() == 0, 10, "the end of the threads of one that is closed")
     limiter.acquire(SPREAD)
     assert watching() == 3
@@ -501,7 +501,7 @@ def test_limits_with_one_hash_tag_are_one_script(on_cluster: Limiter, cluster_st
 
 
 def test_limits_of_three_tags_are_three_scripts(on_cluster: Limiter, cluster_store: Cluster) -> None:
-    assert len(parts_of(on_cluster.reader.demands(SPREAD, None, None))) == 3
+    assert len(parts_of(on_cluster._reader.demands(SPREAD, None, None))) == 3
     on_cluster.acquire(SPREAD)
     before = scripts_run(cluster_store)
     decision = on_cluster.acquire(SPREAD)
@@ -518,12 +518,12 @@ def test_law_6_all_or_nothing_over_three_tags(on_cluster: Limiter, closed: str) 
     on_cluster.acquire(blocked, cost=5)
     decision = on_cluster.acquire(limits, cost=2)
     assert not decision.allowed
-    assert decision.binding == closed
+    assert decision.limited_by == closed
     assert decision.retry_after == pytest.approx(120, abs=1)
     assert [state.remaining for state in decision.states] == [0 if limit is blocked else 5 for limit in limits]
     assert remaining(on_cluster, limits) == [0 if limit is blocked else 5 for limit in limits]
     peeked = on_cluster.peek(limits, cost=2)
-    assert (peeked.allowed, peeked.binding) == (False, closed)
+    assert (peeked.allowed, peeked.limited_by) == (False, closed)
 
 
 def test_the_joint_wait_is_the_longest(on_cluster: Limiter) -> None:
@@ -532,7 +532,7 @@ def test_the_joint_wait_is_the_longest(on_cluster: Limiter) -> None:
     for limit in limits:
         on_cluster.acquire(limit)
     decision = on_cluster.acquire(limits)
-    assert (decision.allowed, decision.binding) == (False, "c")
+    assert (decision.allowed, decision.limited_by) == (False, "c")
     assert decision.retry_after == pytest.approx(3600, abs=2)
 
 
@@ -543,7 +543,7 @@ def test_permits_ahead_are_good_at_one_time(on_cluster: Limiter) -> None:
         for limit in limits:
             on_cluster.reset(limit)
         on_cluster.acquire(slow)
-        decision = on_cluster.asker.ask(on_cluster.reader.demands(limits, None, None), id="one", horizon=1.0)
+        decision = on_cluster._asker.ask(on_cluster._reader.demands(limits, None, None), id="one", horizon=1.0)
         assert decision.allowed
         assert decision.retry_after == pytest.approx(0.1, abs=0.05)
         resets = [state.reset_after - decision.retry_after for state in on_cluster.peek(limits).states]
@@ -599,7 +599,7 @@ def test_places_over_three_tags(on_cluster: Limiter) -> None:
     assert two.allowed
     refused = on_cluster.acquire(places)
     assert not refused.allowed
-    assert refused.binding in ("a", "b")
+    assert refused.limited_by in ("a", "b")
     assert [state.remaining for state in refused.states] == [0, 0, 1], "the place that was taken is given back"
     assert on_cluster.renew(one)
     assert on_cluster.release(one)
@@ -608,15 +608,15 @@ def test_places_over_three_tags(on_cluster: Limiter) -> None:
 
 
 def test_a_slot_is_kept_where_it_binds_and_forgotten(on_cluster: Limiter) -> None:
-    demands = on_cluster.reader.demands(
+    demands = on_cluster._reader.demands(
         [Limit("1/m", name="a"), Limit("1/h", name="b"), Limit("1/s", name="c")], None, None
     )
-    on_cluster.asker.ask(demands)
-    refused = on_cluster.asker.ask(demands, id="one", claim=1e9)
-    assert refused.binding == "b"
+    on_cluster._asker.ask(demands)
+    refused = on_cluster._asker.ask(demands, id="one", claim=1e9)
+    assert refused.limited_by == "b"
     keys = [f"ratelimit:v1:{{{name}}}::slots" for name in ("a", "b", "c")]
     assert [on_cluster.client.exists(key) for key in keys] == [0, 1, 0]
-    on_cluster.asker.forget(demands, id="one")
+    on_cluster._asker.forget(demands, id="one")
     assert [on_cluster.client.zcard(key) for key in keys] == [0, 0, 0]
 
 
@@ -635,7 +635,7 @@ def test_law_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) -
             if decision.allowed:
                 with lock:
                     for limit in mine:
-                        granted[limit.name or ""].append(decision.granted_at / 1e6)
+                        granted[limit.name or ""].append(decision._granted_at / 1e6)
 
     with ThreadPoolExecutor(6) as callers:
         list(callers.map(call, range(6)))
@@ -703,7 +703,7 @@ def test_an_async_limiter_on_a_cluster_decides_alike(cluster_store: Cluster) -> 
             assert (await limiter.acquire(TOGETHER)).allowed
             await limiter.acquire(limits[1], cost=4)
             refused = await limiter.acquire(limits)
-            assert (refused.allowed, refused.binding) == (False, "b")
+            assert (refused.allowed, refused.limited_by) == (False, "b")
             assert [state.remaining for state in refused.states] == [4, 0, 4]
             places = [Concurrency(2, name=name) for name in ("a", "b", "c")]
             held = await limiter.acquire(places)
@@ -767,7 +767,7 @@ def test_a_store_that_is_lost_while_it_is_checked_is_unavailable(
     def is_lost(*_: object, **__: object) -> None:
         raise redis.TimeoutError("no answer")
 
-    monkeypatch.setattr(limiter.asker.client, "info", is_lost)
+    monkeypatch.setattr(limiter._asker.client, "info", is_lost)
     with pytest.raises(StoreUnavailable, match="no answer") as raised:
         limiter.check_store()
     assert isinstance(raised.value.__cause__, redis.TimeoutError)

@@ -55,7 +55,7 @@ class MixedWorld(World):
     def store_limit(self, limit: Limit | None, name: str) -> None:
         """Put a limit in the place of the code's; None: take it away."""
         if limit is None:
-            if self.limiters[0].delete(name, force=True):
+            if self.limiters[0].unset_rate(name, force=True):
                 self.model.since[name] = self.model.now
             self.model.stored.pop(name, None)
         else:
@@ -296,7 +296,7 @@ def limits(draw: st.DrawFn, name: str, only: Sequence[str] = ()) -> Limit:
     if kind == "fixed_window":
         return Limit(rate, algorithm=kind, align=draw(st.sampled_from(["clock", "first"])), name=name)
     if kind == "sliding_window":
-        return Limit(rate, algorithm=kind, precision=draw(st.sampled_from([1, 2, 3, 7, 10])), name=name)
+        return Limit(rate, algorithm=kind, sub_windows=draw(st.sampled_from([1, 2, 3, 7, 10])), name=name)
     return Limit(rate, algorithm=kind, name=name)
 
 

@@ -51,16 +51,16 @@ class Answer(NamedTuple):
 
     allowed: bool
     wait: int
-    binding: str | None
+    limited_by: str | None
     states: tuple[tuple[int, int], ...]
     granted_at: int
-    full: bool = False
+    queue_full: bool = False
 
     @classmethod
     def of(cls, decision: Decision) -> Answer:
         states = tuple((state.remaining, us(state.reset_after)) for state in decision.states)
         wait = us(decision.retry_after)
-        return cls(decision.allowed, wait, decision.binding, states, decision.granted_at, decision.full)
+        return cls(decision.allowed, wait, decision.limited_by, states, decision._granted_at, decision.queue_full)
 
 
 def lawful(now: int, taken: Taken, rates: Rates) -> Fraction:
@@ -629,8 +629,8 @@ class Model:
             of_another = isinstance(kept, Counted) and kept.counter is not None
             is_paused = self.paused.get(demand.name, 0) > self.now
             reserve = None
-            if asked.limit.reserve is not None and numbers.algorithm == "token_bucket" and numbers.extra <= 0:
-                most = asked.limit.reserve.most
+            if asked.limit.priority_reserve is not None and numbers.algorithm == "token_bucket" and numbers.extra <= 0:
+                most = asked.limit.priority_reserve.most
                 reserve = most if asked.leaves is None else asked.leaves, most
             view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id, is_paused, reserve)
             if of_another:

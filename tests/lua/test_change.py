@@ -202,7 +202,7 @@ def test_two_algorithms_in_turn_grant_permits_in_every_period_and_never_too_many
     allowed = 0
     for step in range(2000):
         wanted = (TEN[before], TEN[after])[step % 2]
-        allowed += frozen.asker.ask([LimitRequest(wanted, "api")], id=f"{step % 2}", claim=1e6).allowed
+        allowed += frozen._asker.ask([LimitRequest(wanted, "api")], id=f"{step % 2}", claim=1e6).allowed
         clock.advance(0.01)
     assert 8 <= allowed <= 10 * 20 + 10
 
@@ -371,7 +371,7 @@ def test_a_deep_bucket_under_a_slow_rate_goes_on(frozen: Limiter, clock: Clock, 
     wanted = many.get(before) or limit("1000000/d", before)
     frozen.acquire(wanted, cost=wanted.size)
     frozen.settle(frozen.reserve(wanted, id="r", horizon=1e9), 10**9 - 1)
-    frozen.asker.ask([LimitRequest(wanted, "api", "", 1)], id="waiting", claim=1e9)
+    frozen._asker.ask([LimitRequest(wanted, "api", "", 1)], id="waiting", claim=1e9)
     slow = {
         "token_bucket": limit("1/999999999s"),
         "leaky_bucket": limit("1/999999999s", "leaky_bucket"),
@@ -383,7 +383,7 @@ def test_a_deep_bucket_under_a_slow_rate_goes_on(frozen: Limiter, clock: Clock, 
         for each in (
             frozen.peek(wanted),
             frozen.acquire(wanted),
-            frozen.asker.ask([LimitRequest(wanted, "api")], id="w", claim=1e9),
+            frozen._asker.ask([LimitRequest(wanted, "api")], id="w", claim=1e9),
         ):
             assert isinstance(each, Decision)
             assert 0 <= each.retry_after <= 2**52 / 1e6
@@ -427,7 +427,7 @@ def test_by_the_servers_clock_no_key_expires_before_its_bucket_is_full(
             seconds * 1000 + micros // 1000 + left
         ) * 1000  # at the earliest: the key was looked at later than the clock
         if decision.allowed:
-            assert expires >= decision.granted_at + us(decision.reset_after)
+            assert expires >= decision._granted_at + us(decision.reset_after)
 
 
 @pytest.mark.parametrize("before", KINDS)
@@ -453,7 +453,7 @@ def test_who_had_a_slot_has_it_later_though_nobody_asked_until_it_would_have_pas
     frozen: Limiter, clock: Clock
 ) -> None:
     fast, slow = limit("10/s"), limit("1/s")
-    ask = frozen.asker.ask
+    ask = frozen._asker.ask
     assert ask((LimitRequest(fast, "api"),)).allowed
     assert not ask((LimitRequest(fast, "api"),), id="a", claim=10).allowed  # its turn is in a tenth of a second
     clock.advance(0.001)

@@ -43,7 +43,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
 
 def close(parking: Backlog) -> None:
     """Nobody has a slot for long."""
-    parking._limiter.asker.ask([demand("1/d", name="api")])
+    parking._limiter._asker.ask([demand("1/d", name="api")])
 
 
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:

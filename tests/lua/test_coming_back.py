@@ -75,7 +75,7 @@ def test_one_script_says_what_two_would(
                 each.take_due([API_OF])
         told = along.copies.along({bucket: come}, asking)
         ids = [id for id, _ in asking]
-        decisions, may = acquire_along(limiter.asker, [API_OF], ids, told, horizon=horizon, claim=1.0)
+        decisions, may = acquire_along(limiter._asker, [API_OF], ids, told, horizon=horizon, claim=1.0)
         barred = {id for _, id in apart.copies.arrive_all({bucket: come})}
         assert [id for id, runs in zip(come, may, strict=True) if not runs] == [id for id in come if id in barred]
         expected: list[Any] = []
@@ -83,12 +83,12 @@ def test_one_script_says_what_two_would(
             if come.get(id) == copy and id in barred:
                 expected.append(None)
                 continue
-            expected.append(other.asker.ask([API_OF], id=id, horizon=horizon, claim=1.0))
+            expected.append(other._asker.ask([API_OF], id=id, horizon=horizon, claim=1.0))
             if not expected[-1].allowed and expected[-1].retry_after > 1.0:
                 break
         assert decisions == expected
         for each in (limiter, other):
-            each.asker.ask([API_OF], horizon=-1e6)  # what has expired is gone when somebody asks
+            each._asker.ask([API_OF], horizon=-1e6)  # what has expired is gone when somebody asks
         assert contents(store, "p0", now) == contents(store, "p1", now)
 
 
@@ -148,7 +148,7 @@ def test_all_of_a_lot_are_told_with_the_first_that_asks(
     with arrivals.told_along([first]) as told:
         assert told is not None
         assert not arrivals.asks_along(second), "the answer is on its way"
-        decisions, told.may = acquire_along(frozen.asker, (API,), ["a"], told.along, horizon=0.0, claim=0.0)
+        decisions, told.may = acquire_along(frozen._asker, (API,), ["a"], told.along, horizon=0.0, claim=0.0)
         told.answered = 1
     assert decisions[0] is not None
     assert decisions[0].allowed
@@ -171,7 +171,7 @@ def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
     if along and arrivals.asks_along(first):
         with arrivals.told_along([first]) as told:
             assert told is not None
-            _, told.may = acquire_along(frozen.asker, (API,), ["a"], told.along, horizon=0.0, claim=0.0)
+            _, told.may = acquire_along(frozen._asker, (API,), ["a"], told.along, horizon=0.0, claim=0.0)
             told.answered = 1
         may = [told.may[0]]
     else:
@@ -253,7 +253,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
     several = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
     with arrivals.told_along(several) as told:
         assert told is not None
-        decisions, told.may = acquire_along(frozen.asker, (API,), ["a", "b", "c"], told.along, horizon=0.0, claim=0.0)
+        decisions, told.may = acquire_along(frozen._asker, (API,), ["a", "b", "c"], told.along, horizon=0.0, claim=0.0)
         told.answered = len(decisions)
     assert [decision is not None and decision.allowed for decision in decisions] == [True, False]
     assert not arrivals.may_run(several[2])
@@ -262,7 +262,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
 def test_who_may_not_run_takes_no_permit(parking: Backlog, frozen: Limiter, clock: Clock) -> None:
     parking.park({BUCKET: [packed("a", 1, "{}", 2)]})
     told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
-    decisions, may = acquire_along(frozen.asker, (API,), ["a", "x"], told, horizon=0.0, claim=0.0)
+    decisions, may = acquire_along(frozen._asker, (API,), ["a", "x"], told, horizon=0.0, claim=0.0)
     assert (may, decisions[0]) == ([False], None)
     assert decisions[1] is not None
     assert decisions[1].allowed
@@ -276,7 +276,7 @@ def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
     (only,) = come(arrivals, ("a", 1))
     told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1)])
     with pytest.raises(ImpossibleRequest), arrivals.told_along([only]):
-        acquire_along(frozen.asker, [costly], ["a"], told, horizon=0.0, claim=0.0)
+        acquire_along(frozen._asker, [costly], ["a"], told, horizon=0.0, claim=0.0)
     assert arrivals.may_run(only)
 
 

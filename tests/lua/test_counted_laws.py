@@ -179,8 +179,8 @@ def test_laws_2_and_3_a_backlog_uses_what_the_law_allows_and_comes_back_once(
     "wanted",
     [
         limit("100/s", "sliding_window"),
-        limit("100/s", "sliding_window", precision=1),
-        limit("7/10s", "sliding_window", precision=3),
+        limit("100/s", "sliding_window", sub_windows=1),
+        limit("7/10s", "sliding_window", sub_windows=3),
     ],
     ids=str,
 )
@@ -205,7 +205,7 @@ def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(wor
     ("wanted", "number"),
     [
         (limit("100/s", "sliding_window"), 400),
-        (limit("7/10s", "sliding_window", precision=3), 100),
+        (limit("7/10s", "sliding_window", sub_windows=3), 100),
         (limit("7/s", warmup=10.0), 200),
     ],
     ids=str,
@@ -226,7 +226,7 @@ def test_law_7_whoever_waits_as_told_gets_in_where_nobody_waits_ahead(
         play.do(Act(act.verb, act.after, act.demands, act.id, max(0, act.horizon), -1, act.which, act.share))
     wanted = trace[-1].demands
     told = world.acquire(wanted)[0]
-    if told.allowed or told.full:
+    if told.allowed or told.queue_full:
         return
     assert told.wait > 0
     # It asks again just before, and is refused: that changes nothing.
@@ -251,7 +251,7 @@ def test_law_7_everyone_in_line_gets_in_at_its_slot(world: Asked, kind: str, dat
     assert world.acquire([LimitRequest(wanted[0].limit, "api", "", wanted[0].limit.most)])[0].allowed
     answers = {str(i): world.acquire(wanted, str(i), claim=10**15)[0] for i in range(data.draw(st.integers(1, 12)))}
     for id, answer in answers.items():
-        if not answer.full:
+        if not answer.queue_full:
             world.set(begin + answer.wait)
             assert world.acquire(wanted, id)[0].allowed
 

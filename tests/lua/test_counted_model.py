@@ -81,9 +81,9 @@ def odd_demands(draw: st.DrawFn) -> LimitRequest:
             [
                 {"algorithm": "fixed_window"},
                 {"algorithm": "fixed_window", "align": "first"},
-                {"algorithm": "sliding_window", "precision": 1},
-                {"algorithm": "sliding_window", "precision": 7},
-                {"algorithm": "sliding_window", "precision": 60},
+                {"algorithm": "sliding_window", "sub_windows": 1},
+                {"algorithm": "sliding_window", "sub_windows": 7},
+                {"algorithm": "sliding_window", "sub_windows": 60},
                 {"algorithm": "sliding_log"},
                 {"refill": "interval", "burst": count},
                 {"burst": max(1, count // 2), "debt": count - count // 2},

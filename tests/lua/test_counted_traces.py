@@ -66,7 +66,7 @@ TABLES: dict[str, tuple[Limit, list[tuple[float, int, bool, int, float, float]]]
         ],
     ),
     "one sub-window: previous * (1 - x) + current, as in Cloudflare's example": (
-        limit("50/m", "sliding_window", precision=1),
+        limit("50/m", "sliding_window", sub_windows=1),
         [
             (59.0, 42, YES, 8, 0.0, 61.0),
             (75.0, 18, YES, 0, 0.0, 105.0),  # 42 * 45/60 + 18 = 49.5
@@ -76,7 +76,7 @@ TABLES: dict[str, tuple[Limit, list[tuple[float, int, bool, int, float, float]]]
         ],
     ),
     "sub-windows leave one by one": (
-        limit("4/4s", "sliding_window", precision=4),
+        limit("4/4s", "sliding_window", sub_windows=4),
         [
             (0.0, 4, YES, 0, 0.0, 5.0),
             (3.999999, 1, NO, 0, 0.250001, 1.000001),  # a quarter of the first second has to have left
@@ -157,7 +157,7 @@ def test_table(frozen: Limiter, clock: Clock, name: str) -> None:
         got = frozen.acquire(wanted, cost=cost)
         seen = (got.allowed, got.remaining, got.retry_after, got.reset_after)
         assert seen == (allowed, remaining, retry_after, reset_after), f"row {number}, at {time}"
-        assert (got.binding, got.full) == (None if allowed else "api", False)
+        assert (got.limited_by, got.queue_full) == (None if allowed else "api", False)
 
 
 # -- Printed runs of others --------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_a_rolling_log_of_two_windows(frozen: Limiter, clock: Clock) -> None:
     for at, allowed, binding, wait in printed:
         clock.set(START + at * SECOND)
         got = frozen.acquire(both)
-        assert (got.allowed, got.binding, got.retry_after) == (allowed, binding, wait), at
+        assert (got.allowed, got.limited_by, got.retry_after) == (allowed, binding, wait), at
     assert [state.remaining for state in got.states] == [0, 4]
 
 
@@ -199,7 +199,7 @@ def paced(frozen: Limiter, clock: Clock, wanted: Limit, calls: int) -> list[floa
     """What each of so many calls waits for, as Guava's ``acquire`` does."""
     waits = []
     for _ in range(calls):
-        decision = frozen.asker.ask([LimitRequest(wanted, "api")], horizon=1e6)
+        decision = frozen._asker.ask([LimitRequest(wanted, "api")], horizon=1e6)
         assert decision.allowed
         clock.set(clock.us + us(decision.retry_after))
         waits.append(decision.retry_after)
@@ -254,7 +254,7 @@ def test_a_line_of_slots(frozen: Limiter, clock: Clock, name: str) -> None:
 
     def asks(at: float, id: str = "") -> tuple[bool, float]:
         clock.set(START + us(at))
-        decision = frozen.asker.ask(demands, id=id, claim=1e6)
+        decision = frozen._asker.ask(demands, id=id, claim=1e6)
         return decision.allowed, decision.retry_after
 
     assert asks(0) == (YES, 0.0)
@@ -262,7 +262,7 @@ def test_a_line_of_slots(frozen: Limiter, clock: Clock, name: str) -> None:
     assert [asks(5, id) for id in "abcde"] == [(NO, slot - 5) for slot in slots]
     assert asks(6, "d") == (NO, slots[3] - 6), "it comes early: its slot stands"
     assert asks(slots[0]) == (NO, end - slots[0]), "there is enough, and it is for those who wait"
-    frozen.asker.forget(demands, id="e")
+    frozen._asker.forget(demands, id="e")
     assert [asks(slot, id) for slot, id in zip(slots, "abcd", strict=False)] == [(YES, 0.0)] * 4
     assert asks(slots[3]) == (NO, slots[4] - slots[3]), "nobody is left in line"
 
@@ -274,7 +274,7 @@ def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_a
 
     def asks(at: float, id: str = "") -> tuple[bool, float]:
         clock.set(START + us(at))
-        decision = frozen.asker.ask(demands, id=id, claim=1e6)
+        decision = frozen._asker.ask(demands, id=id, claim=1e6)
         return decision.allowed, decision.retry_after
 
     assert asks(0) == (YES, 0.0)
@@ -289,9 +289,9 @@ def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_a
 
 def test_a_slot_no_further_away_than_the_claim_is_kept(frozen: Limiter) -> None:
     demands = [LimitRequest(limit("1/10s", "sliding_log"), "api")]
-    frozen.asker.ask(demands)
+    frozen._asker.ask(demands)
     waits = [
-        frozen.asker.ask(demands, id=id, claim=claim).retry_after
+        frozen._asker.ask(demands, id=id, claim=claim).retry_after
         for id, claim in (("a", 9.999999), ("b", 10.0), ("c", 20))
     ]
     assert waits == [10.0, 10.0, 20.0], "a kept none"
@@ -299,17 +299,17 @@ def test_a_slot_no_further_away_than_the_claim_is_kept(frozen: Limiter) -> None:
 
 def test_a_gap_that_was_given_back_is_filled_where_nobody_has_to_wait_for_it(frozen: Limiter, clock: Clock) -> None:
     demands = [LimitRequest(limit("2/10s", refill="interval", burst=2), "api")]
-    assert frozen.asker.ask([LimitRequest(demands[0].limit, "api", "", 2)]).allowed
+    assert frozen._asker.ask([LimitRequest(demands[0].limit, "api", "", 2)]).allowed
     for id in "abc":
-        frozen.asker.ask(demands, id=id, claim=1e6)
-    frozen.asker.forget(demands, id="a")
-    frozen.asker.forget(demands, id="b")
+        frozen._asker.ask(demands, id=id, claim=1e6)
+    frozen._asker.forget(demands, id="a")
+    frozen._asker.forget(demands, id="b")
     clock.advance(10.0)
-    assert frozen.asker.ask(demands).allowed, "c is due at 20, and there will be two"
-    assert frozen.asker.ask(demands).allowed
-    assert not frozen.asker.ask(demands).allowed
+    assert frozen._asker.ask(demands).allowed, "c is due at 20, and there will be two"
+    assert frozen._asker.ask(demands).allowed
+    assert not frozen._asker.ask(demands).allowed
     clock.advance(10.0)
-    assert frozen.asker.ask(demands, id="c").allowed
+    assert frozen._asker.ask(demands, id="c").allowed
 
 
 def queue(capacity: int | None) -> list[LimitRequest]:
@@ -317,8 +317,8 @@ def queue(capacity: int | None) -> list[LimitRequest]:
 
 
 def ask(frozen: Limiter, demands: list[LimitRequest], id: str = "", horizon: float = 0.0) -> tuple[bool, float, bool]:
-    decision: Decision = frozen.asker.ask(demands, id=id, claim=1e6, horizon=horizon)
-    return decision.allowed, decision.retry_after, decision.full
+    decision: Decision = frozen._asker.ask(demands, id=id, claim=1e6, horizon=horizon)
+    return decision.allowed, decision.retry_after, decision.queue_full
 
 
 def test_a_full_queue_refuses_at_once_and_says_when_there_will_be_room(frozen: Limiter, clock: Clock) -> None:
@@ -351,7 +351,7 @@ EVERY = {
     "leaky bucket": limit("1/s", "leaky_bucket"),
     "clock": limit("1/s", "fixed_window"),
     "first": limit("1/s", "fixed_window", align="first"),
-    "sliding window": limit("1/s", "sliding_window", precision=1),
+    "sliding window": limit("1/s", "sliding_window", sub_windows=1),
     "log": limit("1/s", "sliding_log"),
     "stepped": limit("1/s", refill="interval"),
     "warm-up": limit("1/s", warmup=0.000001),
@@ -385,9 +385,9 @@ def test_a_log_does_not_forget_for_a_clock_that_steps_back_a_little(frozen: Limi
     """What has left is cut off when somebody leaves the line, at a time that the clock has not reached again."""
     wanted = limit("1/s", "sliding_log")
     assert frozen.acquire(wanted).allowed
-    assert not frozen.asker.ask([LimitRequest(wanted, "api")], id="a", claim=10.0).allowed
+    assert not frozen._asker.ask([LimitRequest(wanted, "api")], id="a", claim=10.0).allowed
     clock.set(START + SECOND)
-    frozen.asker.forget([LimitRequest(wanted, "api")], id="a")
+    frozen._asker.forget([LimitRequest(wanted, "api")], id="a")
     clock.set(START + SECOND - 100)
     assert answer(frozen.acquire(wanted)) == (NO, 100)
     clock.set(START + SECOND)
@@ -401,7 +401,7 @@ def test_a_reservation_is_found_again_and_given_back_once(frozen: Limiter, clock
     first = frozen.reserve(wanted, id="r", horizon=10.0)
     assert first.allowed
     assert first.retry_after >= 1.0
-    assert first.granted_at == clock.us + us(first.retry_after)
+    assert first._granted_at == clock.us + us(first.retry_after)
     assert first.id == "r"
     assert frozen.reserve(wanted, id="r", horizon=10.0) == first, "the same again"
     clock.advance(0.25)
@@ -411,10 +411,10 @@ def test_a_reservation_is_found_again_and_given_back_once(frozen: Limiter, clock
     assert frozen.cancel(wanted, id="r")
     assert frozen.peek(wanted).retry_after < before.retry_after
     taken = frozen.reserve(wanted, id="s", horizon=10.0)
-    assert 0 <= taken.granted_at - first.granted_at <= 1, "now it is another's, but for rounding"
+    assert 0 <= taken._granted_at - first._granted_at <= 1, "now it is another's, but for rounding"
     assert not frozen.cancel(wanted, id="r"), "given back once"
     again = frozen.reserve(wanted, id="r", horizon=10.0)
-    assert again.granted_at > first.granted_at
+    assert again._granted_at > first._granted_at
     assert frozen.cancel(wanted, id="r"), "a new one of that name"
 
 
@@ -501,7 +501,7 @@ def test_what_others_took_behind_it_cannot_be_given_back(frozen: Limiter, clock:
         assert b.retry_after >= 1.0
         frozen.settle(a, 0)
         third = frozen.reserve(wanted, id="c", horizon=10.0)
-        assert third.granted_at - b.granted_at >= SECOND
+        assert third._granted_at - b._granted_at >= SECOND
         frozen.cancel(wanted, id="b")
         frozen.cancel(wanted, id="c")
 
@@ -511,7 +511,7 @@ def test_a_bucket_that_another_limit_keeps_waiting_is_full_by_then(frozen: Limit
     frozen.acquire(slow)
     a = frozen.acquire(five)
     assert (
-        frozen.asker.ask([LimitRequest(five, "api", "", 3), LimitRequest(slow, "slow")], horizon=60.0).retry_after
+        frozen._asker.ask([LimitRequest(five, "api", "", 3), LimitRequest(slow, "slow")], horizon=60.0).retry_after
         == 10.0
     )
     frozen.settle(a, 0)
@@ -525,7 +525,7 @@ def test_a_bucket_that_was_full_when_another_limit_let_it_take_cannot_be_fuller(
     frozen.acquire(slow)
     a = frozen.acquire(five)
     assert frozen.acquire([five, slow]).retry_after == 3.0
-    assert frozen.asker.ask([LimitRequest(five, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 3.0
+    assert frozen._asker.ask([LimitRequest(five, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 3.0
     frozen.settle(a, 0)
     clock.advance(3.0)
     assert not frozen.acquire(five, cost=5).allowed, "one goes at this instant already"
@@ -537,7 +537,7 @@ def test_a_reservation_before_another_limits_gives_nothing_back_behind_it(frozen
     frozen.acquire([ten, twelve])
     assert frozen.reserve([five, ten], id="r", horizon=60.0).retry_after == 10.0
     three = [LimitRequest(five, "api", "", 3), LimitRequest(twelve, "twelve")]
-    assert frozen.asker.ask(three, horizon=60.0).retry_after == 12.0
+    assert frozen._asker.ask(three, horizon=60.0).retry_after == 12.0
     frozen.cancel([five, ten], id="r")
     clock.advance(12.001)
     assert not frozen.acquire(five, cost=3).allowed, "three went a millisecond ago"
@@ -572,7 +572,7 @@ def test_a_window_is_opened_by_a_use_and_by_nothing_else(frozen: Limiter, clock:
     assert answer(frozen.acquire(wanted)) == (NO, 10 * SECOND), "from now on, not from the use that was given back"
     frozen.reset(wanted)
     frozen.acquire(slow)
-    assert frozen.asker.ask([LimitRequest(wanted, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 9.0
+    assert frozen._asker.ask([LimitRequest(wanted, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 9.0
     assert answer(frozen.acquire(wanted)) == (NO, 19 * SECOND), "from the time that it is used at"
 
 
@@ -594,7 +594,7 @@ def test_what_was_used_is_not_forgotten_for_a_reservation_that_was_cancelled(
 SHORT = {
     "clock": limit("1/0.00001s", "fixed_window"),
     "first": limit("1/0.00001s", "fixed_window", align="first"),
-    "sliding window": limit("1/0.00001s", "sliding_window", precision=1),
+    "sliding window": limit("1/0.00001s", "sliding_window", sub_windows=1),
     "log": limit("1/0.00001s", "sliding_log"),
     "stepped": limit("1/0.00001s", refill="interval"),
     "leaky": limit("100000/s", "leaky_bucket"),
@@ -621,7 +621,7 @@ def test_half_a_permit_a_second_is_one_in_two_seconds_or_an_error(
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"'1/2s' rather than '0\.5/s'"):
         limit("0.5/s", algorithm)
-    wanted = limit("1/2s", algorithm, **({"precision": 1} if algorithm == "sliding_window" else {}))
+    wanted = limit("1/2s", algorithm, **({"sub_windows": 1} if algorithm == "sliding_window" else {}))
     granted = []
     for half in range(16):
         clock.set(START + half * SECOND // 2)
@@ -673,7 +673,7 @@ def test_a_refusal_takes_nothing_and_does_not_lengthen_the_wait(
     for part in range(10):
         clock.set(START + wait * part // 10)
         refused = frozen.acquire([open_, wanted])
-        assert (refused.allowed, refused.binding, us(refused.retry_after)) == (NO, "api", wait - wait * part // 10)
+        assert (refused.allowed, refused.limited_by, us(refused.retry_after)) == (NO, "api", wait - wait * part // 10)
     assert {key: store.dump(key) for key in store.scan_iter("ratelimit:*")} == before
     clock.set(START + wait)
     assert frozen.acquire([open_, wanted]).states[0].remaining == 4
@@ -683,15 +683,15 @@ def test_a_refusal_takes_nothing_and_does_not_lengthen_the_wait(
 def test_nothing_is_kept_for_ever(frozen: Limiter, clock: Clock, store: redis.Redis, name: str) -> None:
     wanted = [LimitRequest(EVERY[name], "api")]
     for id in "abc":
-        frozen.asker.ask(wanted, id=id, claim=60.0)
+        frozen._asker.ask(wanted, id=id, claim=60.0)
     last = max(expiries(store).values())
     assert START + 3 * SECOND <= last <= START + 7 * SECOND, "a second after the last slot"
     clock.set(last)
-    assert frozen.asker.ask(wanted).allowed
+    assert frozen._asker.ask(wanted).allowed
     assert len(list(store.scan_iter("ratelimit:*"))) == 1
     for _ in range(50):
         clock.advance(2.0)
-        assert frozen.asker.ask(wanted).allowed
+        assert frozen._asker.ask(wanted).allowed
     key = next(iter(store.scan_iter("ratelimit:*")))
     size = store.memory_usage(key)
     assert size is None or size < 500, "a log drops what has left"
@@ -712,11 +712,11 @@ def test_a_log_that_one_decision_writes_twice_keeps_its_entries(
     log = limit("3/s", "sliding_log")
     for seconds in (0.0, 0.1, 0.2):
         clock.set(START + us(seconds))
-        assert frozen.asker.ask([LimitRequest(log, "api")]).allowed
-    assert not frozen.asker.ask([LimitRequest(log, "api")], id="waits", claim=10).allowed
+        assert frozen._asker.ask([LimitRequest(log, "api")]).allowed
+    assert not frozen._asker.ask([LimitRequest(log, "api")], id="waits", claim=10).allowed
     frozen.pause("api", 60, force=True)
     clock.set(START + us(1.15))
     frozen.resume("api", force=True)
-    assert not frozen.asker.ask([LimitRequest(log, "api", "", 3)], id="large", claim=10).allowed
+    assert not frozen._asker.ask([LimitRequest(log, "api", "", 3)], id="large", claim=10).allowed
     _, *entries = store.lrange("ratelimit:v1:{api}::state", 0, -1)
     assert [(int(at) - START, cost) for at, cost in zip(entries[::2], entries[1::2], strict=True)] == [(200_000, "1")]

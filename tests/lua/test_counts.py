@@ -17,11 +17,11 @@ from tests.conftest import Clock
 
 
 def tell(limiter: Limiter, tally: Tally) -> None:
-    limiter.asker.drive(tell_counts(limiter.asker.core, tally.take()))
+    limiter._asker.drive(tell_counts(limiter._asker.core, tally.take()))
 
 
 def stats(limiter: Limiter, name: str = "api") -> Stats:
-    return limiter.stats(name, force=True)
+    return limiter.stats(name, force=True)[name]
 
 
 def test_what_two_processes_tell_is_added_up(frozen: Limiter, clock: Clock) -> None:
@@ -52,7 +52,7 @@ def test_what_two_processes_tell_is_added_up(frozen: Limiter, clock: Clock) -> N
         ("task", "mail", 5.0),
         ("task", "pay", 4.0),
     ]
-    (tenant,) = frozen.stats_of(["tenant"], totals=True)
+    (tenant,) = frozen.stats("tenant", totals=True, force=True).values()
     assert (tenant.permits, tenant.seconds, tenant.users) == (2, (), ())
 
 
@@ -69,7 +69,7 @@ def test_seconds_and_minutes_are_kept_for_so_long_and_a_step_back_goes_to_the_la
     assert [each.at for each in said.minutes] == [began / 1e6 + 60 * minute for minute in range(4)]
     assert sum(each.started for each in said.minutes) == said.results["acquired"] == 200
     assert (said.used(60), said.used(10)) == (60, 10)
-    (few,) = frozen.stats_of(["api"], minutes=2)
+    (few,) = frozen.stats("api", minutes=2, force=True).values()
     assert (few.minutes, few.seconds, few.users) == (said.minutes[-2:], (), ())
     assert few.results == said.results
     clock.advance(-5)
@@ -105,7 +105,7 @@ def test_who_has_used_it_long_ago_counts_less_and_who_uses_it_most_stays(frozen:
 
 
 def used(limiter: Limiter, *asked: tuple[str, float]) -> list[int]:
-    found: list[int] = limiter.asker.drive(recent_use(limiter.asker.core, asked))
+    found: list[int] = limiter._asker.drive(recent_use(limiter._asker.core, asked))
     return found
 
 
@@ -184,7 +184,7 @@ def test_each_expires(limiter: Limiter, store: redis.Redis) -> None:
 def test_a_limit_that_nobody_knows_is_an_error(limiter: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="apl"):
         limiter.stats("apl")
-    assert limiter.stats("apl", force=True).permits == 0
+    assert limiter.stats("apl", force=True)["apl"].permits == 0
 
 
 def test_a_process_keeps_no_more_than_so_much() -> None:
@@ -207,5 +207,5 @@ def test_what_is_much_is_told_by_several_scripts(limiter: Limiter, store: redis.
     tell(limiter, tally)
     calls = store.info("commandstats")
     assert sum(calls.get(f"cmdstat_{verb}", {}).get("calls", 0) for verb in ("evalsha", "eval")) >= 3
-    told = limiter.stats_of([f"limit {number}" for number in range(10)])
-    assert [(each.permits, len(each.users)) for each in told] == [(150, MOST_USERS)] * 10
+    told = limiter.stats([f"limit {number}" for number in range(10)], force=True)
+    assert [(each.permits, len(each.users)) for each in told.values()] == [(150, MOST_USERS)] * 10

@@ -42,20 +42,20 @@ def test_who_is_replaced_takes_nothing_from_its_share(parking: Backlog) -> None:
 
 def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Backlog) -> None:
     """The slot is the one that the message's own priority gives."""
-    limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
+    limit = Limit("10/s", burst=10, name="api", fair="{tenant}", priority_reserve={0: 0.5})
     low, high = [
         with_priority((LimitRequest(limit, "api", share="a"),), priority, lowest_first=True)[0] for priority in (5, 0)
     ]
     for _ in range(5):
-        assert frozen.asker.ask((low,)).allowed
-    assert not frozen.asker.ask((low,)).allowed
+        assert frozen._asker.ask((low,)).allowed
+    assert not frozen._asker.ask((low,)).allowed
     parking.park({BUCKET: [to_park("a", "low", leaves=low.leaves_in_record or 0)]})
     (looked,) = parking.take_due([low])
     assert [(each.id, each.wait) for each in looked.leaving] == [("low", 0.1)]
-    assert frozen.asker.ask((high,)).allowed
+    assert frozen._asker.ask((high,)).allowed
 
 
 def test_demands_that_differ_in_their_share_alone_keep_it() -> None:
-    limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
+    limit = Limit("10/s", burst=10, name="api", fair="{tenant}", priority_reserve={0: 0.5})
     one, other = [LimitRequest(limit, "api", share=share) for share in ("a", "b")]
     assert [with_priority((each,), 5, lowest_first=True)[0].share for each in (one, other)] == ["a", "b"]

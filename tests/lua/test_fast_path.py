@@ -39,7 +39,7 @@ KINDS = (
     ["bucket", "log", "places"],
     ["bucket", "log", "places", "window"],
 )
-VERBS = ("acquire",) * 24 + ("release", "release", "renew", "forget", "store", "store", "pause", "resume", "delete")
+VERBS = ("acquire",) * 24 + ("release", "release", "renew", "forget", "store", "store", "pause", "resume", "unset")
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class Both:
             return str(error)
 
     def do(self, limiter: Limiter, act: Act) -> Any:
-        asker, name = limiter.asker, act.demands[0].name
+        asker, name = limiter._asker, act.demands[0].name
         places, granted = leased(act.demands), self.granted.get(act.id)
         if act.verb == "acquire":
             return asker.ask(act.demands, id=act.id, horizon=act.horizon, claim=act.claim)
         if act.verb == "release":
-            at = granted.granted_at if granted else self.now
+            at = granted._granted_at if granted else self.now
             return asker.release([Ended(act.id, places, at)])
         if act.verb == "renew":
             return asker.renew([(demand, act.id) for demand in places])
@@ -134,8 +134,8 @@ class Both:
             return asker.forget(act.demands, id=act.id)
         if act.verb == "store":
             return limiter.set_rate(name, act.stored, force=True)
-        if act.verb == "delete":
-            return limiter.delete(name, force=True)
+        if act.verb == "unset":
+            return limiter.unset_rate(name, force=True)
         if act.verb == "pause":
             return limiter.pause(name, 0.4, force=True)
         return limiter.resume(name, force=True)

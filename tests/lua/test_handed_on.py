@@ -49,7 +49,7 @@ def say(
     claim: float,
 ) -> list[Decision]:
     asking = PlaceRequests(ids, 100_000, us(claim), ear, most, all)
-    return release_and_acquire(limiter.asker, demands, asking, [Ended(id, (PLACE,), START) for id in ended])
+    return release_and_acquire(limiter._asker, demands, asking, [Ended(id, (PLACE,), START) for id in ended])
 
 
 class Ears:
@@ -207,7 +207,7 @@ def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
     """Or workers whose tasks go on to one another would keep all places for ever."""
     caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
-    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
     assert ask(frozen, "x", ear=ANN) == [False]
     assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
@@ -215,7 +215,7 @@ def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
     assert holders(store, clock) == 2
     clock.advance(0.9)
     assert ask(frozen, "x", ear=ANN) == [False]
-    assert frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(30)
     assert holders(store, clock) == 2, "it has a lease as any other"
 
@@ -226,13 +226,13 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
     """Whoever asks again late has another slot then, and would be the last again and again."""
     caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
-    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
     assert ask(frozen, "x", ear=ANN) == [False]
     clock.advance(0.5)
-    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
-    assert frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
 
 
 def test_a_caller_who_does_not_come_loses_the_place(
@@ -240,13 +240,13 @@ def test_a_caller_who_does_not_come_loses_the_place(
 ) -> None:
     caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
-    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
     assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
     clock.advance(1.001)
     assert ask(frozen, "x", ear=ANN) == [True]
-    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
-    frozen.asker.forget((PLACE,), id="caller")
+    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
+    frozen._asker.forget((PLACE,), id="caller")
     assert ask(frozen, "z", ear=ANN, ended=["b"]) == [True], "it has given up"
 
 
@@ -342,13 +342,13 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
         asking = PlaceRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
         gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
-            said = release_and_acquire(frozen.asker, (place,), asking, gone)
+            said = release_and_acquire(frozen._asker, (place,), asking, gone)
             allowed = [decision.id for decision in said if decision.allowed]
             running[worker] += allowed
             waiting[worker] = [id for id in waiting[worker] if id not in allowed]
         else:
             for each in gone:
-                frozen.asker.release([each])
+                frozen._asker.release([each])
         rung += ears.heard(store)
 
     for step in range(400):

@@ -45,7 +45,7 @@ class Tasks:
     """
 
     def __init__(self, limiter: Limiter, limits: Sequence[Limit | Concurrency], number: int, parks: bool) -> None:
-        self.asker, self.number, self.parks = limiter.asker, number, parks
+        self.asker, self.number, self.parks = limiter._asker, number, parks
         self.demands = [LimitRequest(limit, limit.name or "") for limit in limits]
         self.places = [demand for demand in self.demands if isinstance(demand.limit, Concurrency)]
         self.starts: list[tuple[int, int]] = []

@@ -83,7 +83,7 @@ def run_greedily(limiter: Limiter, clock: Clock, wanted: list[LimitRequest], dur
     """Permits that somebody gets who asks again exactly when told to, from now on for ``duration`` microseconds."""
     granted, end = 0, clock.us + duration
     while clock.us <= end:
-        decision = limiter.asker.ask(wanted)
+        decision = limiter._asker.ask(wanted)
         granted += decision.allowed
         clock.set(clock.us + us(decision.retry_after))
     return granted
@@ -104,7 +104,7 @@ def test_laws_2_and_3_late_returns_waste_nothing_and_come_back_about_once(
         at, number = heapq.heappop(events)
         clock.set(max(at, clock.us))
         calls += 1
-        decision = frozen.asker.ask(wanted, id=str(number), horizon=2 * interval / 1e6, claim=1e9)
+        decision = frozen._asker.ask(wanted, id=str(number), horizon=2 * interval / 1e6, claim=1e9)
         back = clock.us + us(decision.retry_after)
         if decision.allowed:
             starts.append(Start(back, 1))

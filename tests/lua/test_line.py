@@ -25,11 +25,11 @@ class Line:
     def __init__(self, limiter: Limiter, clock: Clock, rate: str = "1/s", burst: int = 1) -> None:
         self.limiter, self.clock = limiter, clock
         self.wanted = [demand(rate, burst=burst)]
-        assert limiter.asker.ask([demand(rate, burst=burst, cost=burst)]).allowed
+        assert limiter._asker.ask([demand(rate, burst=burst, cost=burst)]).allowed
 
     def ask(self, id: str = "", at: float = 0.0, claim: float = 1e6, horizon: float = 0.0) -> Decision:
         self.clock.set(START + us(at))
-        return self.limiter.asker.ask(self.wanted, id=id, claim=claim, horizon=horizon)
+        return self.limiter._asker.ask(self.wanted, id=id, claim=claim, horizon=horizon)
 
     def asks(self, id: str = "", at: float = 0.0, claim: float = 1e6, horizon: float = 0.0) -> tuple[bool, float]:
         decision = self.ask(id, at, claim, horizon)
@@ -88,7 +88,7 @@ def test_a_slot_allows_for_the_fraction_that_the_one_before_it_leaves(frozen: Li
     assert line.asks("b", at=1.333334) == (False, 1.333334)
     assert line.asks("b", at=1.333335) == (True, 0.0), "before its slot, for a has not come"
     first, second = line.ask("b", at=1.333335).retry_after, line.ask("c", at=1.333335).retry_after
-    line.limiter.asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="a")
     assert line.asks("b", at=1.333335 + first) == (True, 0.0)
     assert line.asks("c", at=1.333335 + second) == (True, 0.0)
 
@@ -105,16 +105,16 @@ def test_a_look_at_a_line_under_another_rate_tells_what_a_newcomer_is_told(
 ) -> None:
     """The slots stay where they are, and are read as the other rate moves them."""
     old, new = [demand(before)], [demand(after)]
-    frozen.asker.ask([*old, demand("1/h", name="slow")])
+    frozen._asker.ask([*old, demand("1/h", name="slow")])
     for id in "abc":
-        frozen.asker.ask(old, id=id, claim=1e6)
-    frozen.asker.ask([*old, demand("1/h", name="slow")], id="gap", claim=1e6)
+        frozen._asker.ask(old, id=id, claim=1e6)
+    frozen._asker.ask([*old, demand("1/h", name="slow")], id="gap", claim=1e6)
     clock.advance(0.03)
     slots = store.zrange(SLOTS, 0, -1, withscores=True)
     told = frozen.peek(new[0].limit)
-    (status,) = frozen.asker.drive(bucket_statuses(frozen.asker.core, new, [None]))
+    (status,) = frozen._asker.drive(bucket_statuses(frozen._asker.core, new, [None]))
     assert store.zrange(SLOTS, 0, -1, withscores=True) == slots
-    assert answer(told) == answer(frozen.asker.ask(new, id="new", claim=0.0))
+    assert answer(told) == answer(frozen._asker.ask(new, id="new", claim=0.0))
     assert us(status.retry_after) == us(told.retry_after)
 
 
@@ -123,8 +123,8 @@ def test_a_slot_is_kept_where_a_waiting_call_waits_for_it(
     frozen: Limiter, clock: Clock, store: redis.Redis, claim: float
 ) -> None:
     wanted = [demand("100/s")]
-    frozen.asker.ask(wanted)
-    refused = frozen.asker.ask(wanted, id="a", claim=claim)
+    frozen._asker.ask(wanted)
+    refused = frozen._asker.ask(wanted, id="a", claim=claim)
     assert (store.zscore(SLOTS, "a") is None) == is_beyond(refused, claim)
 
 
@@ -193,7 +193,7 @@ def test_slot_only_reserves_and_never_grants(line: Line) -> None:
 
 def test_slot_only_needs_no_slot_where_a_permit_can_be_had(line: Line, store: redis.Redis) -> None:
     refused = line.ask("a", at=5.0, horizon=SLOT_ONLY)
-    assert (refused.allowed, refused.retry_after, refused.binding) == (False, 0.0, None)
+    assert (refused.allowed, refused.retry_after, refused.limited_by) == (False, 0.0, None)
     assert not store.exists(SLOTS)
     assert line.asks("", at=5.0) == (True, 0.0)
     assert line.asks("a", at=5.0, horizon=SLOT_ONLY) == (False, 1.0)
@@ -201,15 +201,15 @@ def test_slot_only_needs_no_slot_where_a_permit_can_be_had(line: Line, store: re
 
 def test_slot_only_writes_nothing_to_buckets_never_seen_before(frozen: Limiter, store: redis.Redis) -> None:
     wanted = [demand("100/s", name="one"), demand("5/s", burst=3, name="two")]
-    assert answer(frozen.asker.ask(wanted, id="a", horizon=SLOT_ONLY, claim=1e9)) == (False, 0)
+    assert answer(frozen._asker.ask(wanted, id="a", horizon=SLOT_ONLY, claim=1e9)) == (False, 0)
     assert not list(store.scan_iter("ratelimit:*"))
 
 
 def test_forget_leaves_the_line(line: Line, store: redis.Redis) -> None:
     line.ask("a")
-    line.limiter.asker.forget(line.wanted, id="a")
-    line.limiter.asker.forget(line.wanted, id="a")
-    line.limiter.asker.forget(line.wanted, id="never seen")
+    line.limiter._asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="never seen")
     assert not store.exists(SLOTS)
     assert line.asks("", at=1.0) == (True, 0.0), "nobody waits: the permit is for whoever asks"
 
@@ -217,7 +217,7 @@ def test_forget_leaves_the_line(line: Line, store: redis.Redis) -> None:
 def test_a_forgotten_slot_between_others_is_free_for_newcomers(line: Line) -> None:
     for id in "abc":
         line.ask(id)
-    line.limiter.asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="a")
     assert line.asks("", at=1.0) == (True, 0.0), "the slot of a is nobody's"
     assert line.asks("b", at=2.0) == (True, 0.0)
     assert line.asks("c", at=3.0) == (True, 0.0)
@@ -227,7 +227,7 @@ def test_a_gap_too_narrow_by_a_part_of_a_microsecond_is_none(frozen: Limiter, cl
     line = Line(frozen, clock, "3/s")
     line.ask("a")
     assert line.asks("b") == (False, 0.666668)
-    line.limiter.asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="a")
     # After a permit at 0.333336 the next is due at 0.666669 1/3, too late for the slot of b.
     assert line.ask("", at=0.333336).allowed is False
     assert line.ask("", at=0.333335).allowed is True
@@ -268,8 +268,8 @@ def test_a_clock_that_steps_back_a_little_keeps_the_slots(line: Line) -> None:
 
 def test_a_step_back_frees_limits_that_did_not_decide_too(frozen: Limiter, clock: Clock) -> None:
     short, long = demand("1/s", name="short"), demand("1/m", name="long")
-    assert frozen.asker.ask([short, long]).allowed
+    assert frozen._asker.ask([short, long]).allowed
     clock.set(START - 3600 * SECOND)
-    assert answer(frozen.asker.ask([short, long])) == (False, 60 * SECOND)
+    assert answer(frozen._asker.ask([short, long])) == (False, 60 * SECOND)
     clock.set(clock.us + SECOND)
-    assert answer(frozen.asker.ask([short])) == (True, 0)
+    assert answer(frozen._asker.ask([short])) == (True, 0)

@@ -105,7 +105,7 @@ def test_what_has_its_message_runs(
 def test_a_task_that_is_parked_brings_a_lot_back_that_no_index_knows(
     frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
-    frozen.asker.ask((asked,))
+    frozen._asker.ask((asked,))
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(20)]})
     lose("due", "task_index")
     parking.park({("api", asked.key): [to_park("z@here")]})

@@ -52,19 +52,19 @@ def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: i
     changed = chance.choice(limits)
     rate = chance.choice(["2/s", "9/2s"]) if isinstance(changed, Limit) else Concurrency(chance.choice([1, 3]))
     calls: list[Callable[[Limiter], Any]] = [
-        *[lambda limiter: limiter.asker.ask(asked, id=id, horizon=horizon, claim=100.0)] * 12,
+        *[lambda limiter: limiter._asker.ask(asked, id=id, horizon=horizon, claim=100.0)] * 12,
         lambda limiter: limiter.set_rate(changed, rate, for_=lasts),
-        lambda limiter: limiter.delete(changed),
+        lambda limiter: limiter.unset_rate(changed),
         lambda limiter: limiter.pause(changed, 0.7) if number % 4 == 0 else limiter.resume(changed),
         lambda limiter: limiter.config(changed),
         lambda limiter: limiter.peek(limits),
-        lambda limiter: limiter.asker.forget(asked, id=id),
+        lambda limiter: limiter._asker.forget(asked, id=id),
         lambda limiter: limiter.reset(limits) if number % 4 == 0 else None,
     ]
     if places:
         calls += [
-            lambda limiter: limiter.asker.release([Ended(id, places, START)]),
-            lambda limiter: limiter.asker.renew([(demand, id) for demand in places]),
+            lambda limiter: limiter._asker.release([Ended(id, places, START)]),
+            lambda limiter: limiter._asker.renew([(demand, id) for demand in places]),
         ]
     if rates:
         calls += [

@@ -78,7 +78,7 @@ def publish(parking: Backlog, *copies: tuple[str, int]) -> None:
 def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
-    assert frozen.asker.ask((API,)).allowed
+    assert frozen._asker.ask((API,)).allowed
     assert [park(parking, f"t{number}") for number in range(25)] == list(range(25))
     assert parking.due(["api", "other"]) == [BUCKET]
     assert take_due(parking) == [(f"t{number}", (number + 1) * 100_000) for number in range(10)]
@@ -88,9 +88,9 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     assert parking.due(["api"]) == [BUCKET]
     assert take_due(parking) == [("t10", 800_000), ("t11", 900_000), ("t12", 1_000_000)]
     # Each finds its slot again, and has its permit there.
-    assert frozen.asker.ask((API,), id="t2").allowed
-    assert not frozen.asker.ask((API,), id="t3").allowed
-    assert not frozen.asker.ask((API,), id="newcomer").allowed
+    assert frozen._asker.ask((API,), id="t2").allowed
+    assert not frozen._asker.ask((API,), id="t3").allowed
+    assert not frozen._asker.ask((API,), id="newcomer").allowed
 
 
 def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Backlog, clock: Clock) -> None:
@@ -146,7 +146,7 @@ def test_who_was_throttled_before_keeps_its_place(parking: Backlog, clock: Clock
 
 def test_each_pays_what_it_costs(frozen: Limiter, parking: Backlog) -> None:
     limit = Limit("10/s", burst=10, name="api")
-    assert frozen.asker.ask((LimitRequest(limit, "api", "", 10),)).allowed
+    assert frozen._asker.ask((LimitRequest(limit, "api", "", 10),)).allowed
     for id, cost in (("a", 3), ("b", 5), ("c", 1), ("d", 2)):
         park(parking, id, asked=LimitRequest(limit, "api", "", cost))
     assert take_due(parking, LimitRequest(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
@@ -156,7 +156,7 @@ def test_each_pays_what_it_costs(frozen: Limiter, parking: Backlog) -> None:
 def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Backlog, clock: Clock, algorithm: str) -> None:
     asked = LimitRequest(Limit("10/s", name="api", algorithm=algorithm), "api")
     for _ in range(10):
-        assert frozen.asker.ask((asked,)).allowed
+        assert frozen._asker.ask((asked,)).allowed
     park(parking, *[f"t{number}" for number in range(25)], asked=asked)
     started: list[str] = []
     waiting: dict[str, int] = {}
@@ -165,7 +165,7 @@ def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Backlog, cl
         clock.set(START + now)
         waiting |= {id: now + wait for id, wait in take_due(parking, asked)}
         for id in [id for id, at in waiting.items() if at <= now]:
-            if frozen.asker.ask((asked,), id=id, claim=1.0).allowed:
+            if frozen._asker.ask((asked,), id=id, claim=1.0).allowed:
                 started.append(id)
                 del waiting[id]
     assert started == [f"t{number}" for number in range(25)]
@@ -174,7 +174,7 @@ def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Backlog, cl
 def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
     frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
-    assert frozen.asker.ask((API,)).allowed
+    assert frozen._asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(100)])
     frozen.pause("api", 60, force=True)
     assert take_due(parking) == []
@@ -188,7 +188,7 @@ def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
 
 def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Backlog) -> None:
     quick = demand("100000/s")
-    frozen.asker.ask((quick,))
+    frozen._asker.ask((quick,))
     park(parking, *[f"t{number}" for number in range(1500)])
     assert len(let_out(parking, quick)) == 1000
     assert let_out(parking, quick) == []
@@ -198,12 +198,12 @@ def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, par
     """A worker was killed with ten countdowns in its memory."""
     asked = LimitRequest(Limit("10/s", name="api", algorithm="sliding_log"), "api")
     for _ in range(10):
-        frozen.asker.ask((asked,))
+        frozen._asker.ask((asked,))
     park(parking, *[f"t{number}" for number in range(40)], asked=asked)
     assert len(take_due(parking, asked)) == 10
     clock.set(START + 4_000_000)
     assert [id for id, _ in take_due(parking, asked)] == [f"t{number}" for number in range(10, 30)]
-    assert frozen.asker.ask((asked,), id="t10").allowed
+    assert frozen._asker.ask((asked,), id="t10").allowed
 
 
 def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
@@ -211,10 +211,10 @@ def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
 ) -> None:
     """When a place will be free is an estimate: somebody is to be there if it is sooner."""
     asked = LimitRequest(Concurrency(1, name="api"), "api")
-    first = frozen.asker.ask((asked,), id="first")
+    first = frozen._asker.ask((asked,), id="first")
     clock.advance(0.1)
     assert frozen.release(first)
-    assert frozen.asker.ask((asked,), id="holder").allowed
+    assert frozen._asker.ask((asked,), id="holder").allowed
     park(parking, *[f"t{number}" for number in range(30)], asked=asked)
     left = take_due(parking, asked)
     slots = store.zrange("ratelimit:v1:{api}::slots", 0, -1, withscores=True)
@@ -223,7 +223,7 @@ def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
 
 
 def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
-    assert frozen.asker.ask((API,)).allowed
+    assert frozen._asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(30)])
     park(parking, "short", expires=START / 1e6 + 2)
     assert len(take_due(parking)) == 10
@@ -275,7 +275,7 @@ def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
 def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
-    assert frozen.asker.ask((API,)).allowed
+    assert frozen._asker.ask((API,)).allowed
     park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
     park(parking, "odd@a@b", "odd@b@a", "unknown@c", "none")
     (looked,) = parking.take_due([API], absent=NOBODY_AT_A)
@@ -513,7 +513,7 @@ def wake(parking: Backlog, asked: LimitRequest, since: int = 0) -> int:
 
 def closed(frozen: Limiter, parking: Backlog, asked: LimitRequest, id: str = "a") -> None:
     """Somebody is parked, and has been told to wait for long."""
-    while frozen.asker.ask((asked,)).allowed:
+    while frozen._asker.ask((asked,)).allowed:
         pass
     park(parking, id, asked=asked)
     assert take_due(parking, asked) == []
@@ -569,7 +569,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: B
     else:
         decision = frozen.acquire(limit, key="t", cost=10)
     if how == "forget":
-        frozen.asker.ask((asked,), id="waits", claim=1e6)
+        frozen._asker.ask((asked,), id="waits", claim=1e6)
     for each in (parking, other):
         park(each, "a", asked=asked)
         each.due(["api"])
@@ -581,7 +581,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: B
     elif how == "cancel":
         assert frozen.cancel(limit, id="r", key="t", cost=10)
     elif how == "forget":
-        frozen.asker.forget((asked,), id="waits")
+        frozen._asker.forget((asked,), id="waits")
     elif how == "reset":
         frozen.reset(limit, key="t")
     elif how == "rate of the key":
@@ -600,7 +600,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: B
 
 def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     asked = LimitRequest(Concurrency(1, name="api", lease=60), "api")
-    held = frozen.asker.ask((asked,), id="holder")
+    held = frozen._asker.ask((asked,), id="holder")
     clock.advance(30)
     park(parking, "a", asked=asked)
     assert take_due(parking, asked) == [], "held for half a minute by now, so for another one"
@@ -616,7 +616,7 @@ def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_ar
 ) -> None:
     """Who comes is bound to a worker, which may have no process for it when another one has."""
     asked = LimitRequest(Concurrency(5, name="api", lease=60), "api")
-    held = [frozen.asker.ask((asked,), id=f"h{index}") for index in range(5)]
+    held = [frozen._asker.ask((asked,), id=f"h{index}") for index in range(5)]
     park(parking, *[f"t{index:02}" for index in range(60)], asked=asked)
     come = take_due(parking, asked)
     assert [wait for _, wait in come] == [0] * 25, "whose slots are within half a second, by a guess of 0.1 s each"
@@ -632,7 +632,7 @@ def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
     frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     asked = LimitRequest(Concurrency(1, name="api", lease=60), "api")
-    frozen.asker.ask((asked,), id="holder")
+    frozen._asker.ask((asked,), id="holder")
     clock.advance(50)
     park(parking, "a", asked=asked)
     assert take_due(parking, asked) == []
@@ -655,7 +655,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
             waiting = waiting[len(parking.take_due(waiting)) :]
 
     for asked in demands(200):
-        frozen.asker.ask((asked,))
+        frozen._asker.ask((asked,))
         park(parking, "a", asked=asked)
     looked(200)
     assert wake(parking, demands(1)[0]) == 1
@@ -667,7 +667,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
     looked(200)
     assert parking.due(["api"]) == []
     for asked in demands(1200)[200:]:
-        frozen.asker.ask((asked,))
+        frozen._asker.ask((asked,))
         park(parking, "a", asked=asked)
     looked(1200)
     since, _ = parking.wake(demands(1)[0], clock.us)
@@ -722,7 +722,7 @@ def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Backlog, stor
 
 def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     limit = Limit("10/h", burst=10, name="api")
-    frozen.asker.ask((LimitRequest(limit, "api", "", 10),))
+    frozen._asker.ask((LimitRequest(limit, "api", "", 10),))
     park(parking, "dear", asked=LimitRequest(limit, "api", "", 10))
     park(parking, "cheap", asked=LimitRequest(limit, "api", "", 1))
     assert take_due(parking, LimitRequest(limit, "api")) == []
@@ -889,12 +889,12 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
 def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """What is noted for a slot lies the burst behind it: ten seconds here."""
     asked = demand("2000/s", burst=20_000)
-    assert frozen.asker.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
+    assert frozen._asker.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
     park(parking, *[f"t{number}" for number in range(1500)], asked=asked)
     leaving = let_out(parking, asked)
     assert len(leaving) == 1000
     clock.advance(0.5)
-    assert all(frozen.asker.ask((asked,), id=each.id).allowed for each in leaving)
+    assert all(frozen._asker.ask((asked,), id=each.id).allowed for each in leaving)
     assert parking.due(["api"]) == [BUCKET]
     assert len(let_out(parking, asked)) == 500
 
@@ -921,7 +921,7 @@ def test_a_key_of_any_characters_is_found(parking: Backlog, key: str) -> None:
 def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """A worker was killed, another goes on, and somebody has stored a rate of another algorithm."""
     asked = LimitRequest(Limit("20/s", name="api", warmup=2), "api")
-    while frozen.asker.ask((asked,)).allowed:
+    while frozen._asker.ask((asked,)).allowed:
         pass
     park(parking, *[f"t{number}" for number in range(200)], asked=asked)
     let_out(parking, asked)
@@ -936,7 +936,7 @@ def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, pa
 def test_more_workers_can_hold_more(parking: Backlog, frozen: Limiter) -> None:
     """Else a rate of 10,000/s would be 1,000 in each look."""
     quick = demand("100000/s")
-    frozen.asker.ask((quick,))
+    frozen._asker.ask((quick,))
     for number in range(4):
         attend(parking, f"w{number}", "a")
     park(parking, *[f"t{number}" for number in range(2100)])

@@ -76,7 +76,7 @@ def test_ids_do_not_collide_with_what_is_noted_of_others(frozen: Limiter) -> Non
     limit = Limit("1/s", burst=100, name="api")
     ids = ["x", "settled x", "\0sx", "\0cx", "\0\0\0sx", "\0\0sx"]
     for n, id in enumerate(ids):
-        assert frozen.reserve(limit, id=id, cost=2, horizon=0.0).granted_at == START, id
+        assert frozen.reserve(limit, id=id, cost=2, horizon=0.0)._granted_at == START, id
         assert frozen.available(limit) == 98 - 2 * n, "each is another reservation"
     for n, id in enumerate(ids):
         assert frozen.cancel(limit, id=id), id
@@ -89,7 +89,7 @@ def test_whoever_comes_late_may_look_and_reserve(frozen: Limiter, clock: Clock, 
     limit = Limit("2/s", name="api", algorithm=algorithm)
     wanted = (LimitRequest(limit, "api"),)
     for id in "abcde":
-        frozen.asker.ask(wanted, id=id, claim=100)
+        frozen._asker.ask(wanted, id=id, claim=100)
     clock.set(START + us(0.7))
     for at in (0.7, 1.2, 1.7, 2.1):
         clock.set(START + us(at))

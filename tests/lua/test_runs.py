@@ -25,16 +25,16 @@ Ask = Callable[[Limiter, Sequence[LimitRequest], str, str], bool]
 
 
 def by_acquire(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
-    return limiter.asker.ask(demands, id=id, lease_id=lease_id).allowed
+    return limiter._asker.ask(demands, id=id, lease_id=lease_id).allowed
 
 
 def with_a_slot(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
-    return limiter.asker.ask(demands, id=id, claim=60.0, lease_id=lease_id).allowed
+    return limiter._asker.ask(demands, id=id, claim=60.0, lease_id=lease_id).allowed
 
 
 def by_hand_on(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
     asking = PlaceRequests([id], 0, us(60.0), "", 1, False, [lease_id])
-    (decision,) = release_and_acquire(limiter.asker, demands, asking, ())
+    (decision,) = release_and_acquire(limiter._asker, demands, asking, ())
     return decision.allowed
 
 
@@ -44,7 +44,7 @@ DEMANDS = pytest.mark.parametrize("demands", [[ONE], [ONE, TWO], [RATE, ONE]], i
 
 def release(limiter: Limiter, run: str, demands: Sequence[LimitRequest]) -> int:
     places = [each for each in demands if isinstance(each.limit, Concurrency)]
-    return limiter.asker.release([Ended(run, places, START)])
+    return limiter._asker.release([Ended(run, places, START)])
 
 
 @ASKS
@@ -76,7 +76,7 @@ def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
     asking = PlaceRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
-    said = release_and_acquire(frozen.asker, [ONE], asking, [Ended("task#1", (ONE,), START)])
+    said = release_and_acquire(frozen._asker, [ONE], asking, [Ended("task#1", (ONE,), START)])
     assert [decision.allowed for decision in said] == [True, False]
     assert release(frozen, "task#1", [ONE]) == 0
     assert release(frozen, "task#2", [ONE]) == 1
@@ -88,24 +88,24 @@ def test_a_lease_of_a_killed_worker_expires_and_its_copy_waits_for_that(
 ) -> None:
     assert ask(frozen, [ONE], "task", "task#1")
     clock.advance(20.0)
-    assert frozen.asker.renew([(ONE, "task#1")]) == [True]
+    assert frozen._asker.renew([(ONE, "task#1")]) == [True]
     clock.advance(59.9)
     assert not ask(frozen, [ONE], "task", "task#2")
     clock.advance(0.2)
     assert ask(frozen, [ONE], "task", "task#2")
-    assert frozen.asker.renew([(ONE, "task#1"), (ONE, "task#2")]) == [False, True]
+    assert frozen._asker.renew([(ONE, "task#1"), (ONE, "task#2")]) == [False, True]
 
 
 def test_many_leases_are_released_by_one_script(frozen: Limiter, store: redis.Redis) -> None:
     limits = [LimitRequest(Concurrency(8, name=f"l{number}"), f"l{number}") for number in range(3)]
     ended = []
     for number in range(8):
-        assert frozen.asker.ask(limits, id=f"t{number}", lease_id=f"t{number}#1").allowed
+        assert frozen._asker.ask(limits, id=f"t{number}", lease_id=f"t{number}#1").allowed
         ended.append(Ended(f"t{number}#1", limits, START))
     before = store.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
-    assert frozen.asker.release(ended) == 24
+    assert frozen._asker.release(ended) == 24
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= before + 1
-    assert frozen.asker.release(ended) == 0
+    assert frozen._asker.release(ended) == 0
     assert all(store.zcount(f"ratelimit:v1:{{l{number}}}::leases", 1, "+inf") == 0 for number in range(3))
 
 
@@ -137,17 +137,17 @@ def test_a_copy_that_starts_takes_a_permit_of_its_own(
 ) -> None:
     """The reservation was used by the first run: the copy, of the same id, is as any other task."""
     demands = [LimitRequest(limit, "rate"), *([TWO] if together else [])]
-    assert frozen.asker.ask(demands, id="before", lease_id="before#1").allowed
-    first = frozen.asker.ask(demands, id="task", claim=60.0, lease_id="task#1")
+    assert frozen._asker.ask(demands, id="before", lease_id="before#1").allowed
+    first = frozen._asker.ask(demands, id="task", claim=60.0, lease_id="task#1")
     assert not first.allowed
     release(frozen, "before#1", demands)
     clock.advance(first.retry_after)
-    assert frozen.asker.ask(demands, id="task", claim=60.0, lease_id="task#1").allowed
-    copy = frozen.asker.ask(demands, id="task", claim=60.0, lease_id="task#2")
+    assert frozen._asker.ask(demands, id="task", claim=60.0, lease_id="task#1").allowed
+    copy = frozen._asker.ask(demands, id="task", claim=60.0, lease_id="task#2")
     assert not copy.allowed
     assert copy.retry_after > 0.5
-    other = frozen.asker.ask(demands, id="other", claim=60.0, lease_id="other#1")
+    other = frozen._asker.ask(demands, id="other", claim=60.0, lease_id="other#1")
     assert other.retry_after > copy.retry_after or limit.method != "token_bucket"
     clock.advance(copy.retry_after)
-    assert frozen.asker.ask(demands, id="task", claim=60.0, lease_id="task#2").allowed
-    assert not frozen.asker.ask(demands, id="task", claim=60.0, lease_id="task#3").allowed
+    assert frozen._asker.ask(demands, id="task", claim=60.0, lease_id="task#2").allowed
+    assert not frozen._asker.ask(demands, id="task", claim=60.0, lease_id="task#3").allowed

@@ -44,7 +44,7 @@ LIMIT = Limit("1/m", name="api")
 
 
 def test_every_file_is_reachable(limiter: Limiter) -> None:
-    loaded = {script.name for script in vars(limiter.asker.core.scripts).values() if isinstance(script, Script)}
+    loaded = {script.name for script in vars(limiter._asker.core.scripts).values() if isinstance(script, Script)}
     loaded |= Backlog(limiter, "fleet", 3600).scripts.by_name.keys()
     assert loaded == set(VERBS), "each verb is a script of the limiter, or of the parking lots"
     for include in INCLUDES:
@@ -175,15 +175,15 @@ def test_each_call_is_one_command_once_the_script_is_known(limiter: Limiter, sto
 def test_a_decision_asks_the_store_for_no_more_than_it_needs(limiter: Limiter, store: redis.Redis) -> None:
     def asks(id: str = "", claim: float = 0.0) -> dict[str, int]:
         store.config_resetstat()
-        limiter.asker.ask([demand("1/m", burst=2)], id=id, claim=claim)
+        limiter._asker.ask([demand("1/m", burst=2)], id=id, claim=claim)
         stats = {name.removeprefix("cmdstat_"): each["calls"] for name, each in store.info("commandstats").items()}
         return {name: calls for name, calls in stats.items() if name not in ("evalsha", "config|resetstat", "info")}
 
-    limiter.asker.ask([demand("1/m", burst=2)])
+    limiter._asker.ask([demand("1/m", burst=2)])
     assert asks() == {"time": 1, "mget": 1, "set": 1}, "granted"
     assert asks() == {"time": 1, "mget": 1}, "refused, nobody waits and nothing is kept"
     assert asks("far", claim=1.0) == {"time": 1, "mget": 1}, "refused, its slot is too far away to be kept"
-    limiter.asker.ask([demand("1/m", burst=2)], id="waits", claim=60.0)
+    limiter._asker.ask([demand("1/m", burst=2)], id="waits", claim=60.0)
     assert asks("waits", claim=60.0) == {"time": 1, "mget": 1, "zrange": 1, "zscore": 1}, "it came before its turn"
 
 
@@ -195,17 +195,17 @@ def test_a_log_and_places_beside_a_bucket_cost_the_commands_that_they_need(
 
     def asks(demands: list[LimitRequest], id: str) -> dict[str, int]:
         store.config_resetstat()
-        assert limiter.asker.ask(demands, id=id).allowed
+        assert limiter._asker.ask(demands, id=id).allowed
         stats = {name.removeprefix("cmdstat_"): each["calls"] for name, each in store.info("commandstats").items()}
         return {name: calls for name, calls in stats.items() if name not in ("evalsha", "config|resetstat", "info")}
 
-    limiter.asker.ask(mixed, id="first")
+    limiter._asker.ask(mixed, id="first")
     of_log = {"lrange": 1, "lset": 1, "rpush": 1, "pexpire": 1}
     of_places = {"zcount": 2, "zcard": 1, "zscore": 1, "zremrangebyscore": 1, "zadd": 1, "pexpire": 1}
     assert asks(mixed, "second") == {"time": 1, "mget": 1, "set": 1, **of_log, **of_places, "pexpire": 2}
-    limiter.asker.ask([log])
+    limiter._asker.ask([log])
     assert asks([log], "") == {"time": 1, "mget": 1, **of_log}
-    limiter.asker.ask(mixed[2:], id="third")
+    limiter._asker.ask(mixed[2:], id="third")
     assert asks(mixed[2:], "fourth") == {"time": 1, "mget": 1, **of_places}
 
 
@@ -213,17 +213,17 @@ def test_the_wait_of_a_reply_is_never_cut_off(frozen: Limiter) -> None:
     """Redis cuts fractions off, and prints large numbers with 14 digits: replies and keys are whole numbers."""
     wanted = [demand("1/30d", burst=12)]
     for _ in range(12):
-        frozen.asker.ask(wanted)
-    assert frozen.asker.ask(wanted, id="x", claim=1e9).retry_after == 30 * 86_400.0
-    assert frozen.asker.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
-    assert frozen.asker.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
+        frozen._asker.ask(wanted)
+    assert frozen._asker.ask(wanted, id="x", claim=1e9).retry_after == 30 * 86_400.0
+    assert frozen._asker.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
+    assert frozen._asker.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
 
 
 def test_a_text_that_looks_like_lua_or_a_pattern_is_only_an_id(frozen: Limiter, store: redis.Redis) -> None:
     wanted = [demand("1/m")]
-    frozen.asker.ask(wanted)
+    frozen._asker.ask(wanted)
     for id in ("%d+", "'..redis.call('FLUSHALL')..'", "\n", "0", "é", " "):
-        frozen.asker.ask(wanted, id=id, claim=1e9)
+        frozen._asker.ask(wanted, id=id, claim=1e9)
         assert store.zrange("ratelimit:v1:{api}::slots", -1, -1) == [id]
 
 
@@ -233,12 +233,12 @@ def test_the_scripts_run_on_fakeredis_too() -> None:
     store.set("test:clock", 1_767_225_600_000_000)
     limiter = Limiter(store, replace_includes={"now": FROZEN_STORE})
     wanted = [demand("3/s", burst=2)]
-    assert [limiter.asker.ask(wanted).remaining for _ in range(2)] == [1, 0]
-    assert [limiter.asker.ask(wanted, id=id, claim=10).retry_after for id in "aba"] == [0.333334, 0.666667, 0.333334]
-    assert limiter.peek(wanted[0].limit).binding == "api"
+    assert [limiter._asker.ask(wanted).remaining for _ in range(2)] == [1, 0]
+    assert [limiter._asker.ask(wanted, id=id, claim=10).retry_after for id in "aba"] == [0.333334, 0.666667, 0.333334]
+    assert limiter.peek(wanted[0].limit).limited_by == "api"
     store.set("test:clock", 1_767_225_600_333_334)
-    assert limiter.asker.ask(wanted).allowed is False
-    assert limiter.asker.ask(wanted, id="a").allowed is True
+    assert limiter._asker.ask(wanted).allowed is False
+    assert limiter._asker.ask(wanted, id="a").allowed is True
 
 
 def test_fakeredis_knows_the_clock(limiter: Limiter) -> None:

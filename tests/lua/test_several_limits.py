@@ -31,62 +31,62 @@ def test_all_or_none_and_binding_names_who_said_no(frozen: Limiter, clock: Clock
     ]
     for number, (at, asked, allowed, wait, binding, left) in enumerate(rows):
         clock.set(START + at)
-        got = frozen.asker.ask(asked)
-        seen = (*answer(got), got.binding, tuple(state.remaining for state in got.states))
+        got = frozen._asker.ask(asked)
+        seen = (*answer(got), got.limited_by, tuple(state.remaining for state in got.states))
         assert seen == (allowed, wait, binding, left), f"row {number}"
         assert [state.name for state in got.states] == [each.name for each in asked]
 
 
 def test_the_limit_with_the_longest_wait_binds(frozen: Limiter) -> None:
     limits = [demand("10/s", name="short"), demand("1/m", name="long"), demand("1/s", name="middle")]
-    assert frozen.asker.ask(limits).allowed
-    refused = frozen.asker.ask(limits)
-    assert (refused.binding, refused.retry_after, refused.reset_after) == ("long", 60.0, 60.0)
+    assert frozen._asker.ask(limits).allowed
+    refused = frozen._asker.ask(limits)
+    assert (refused.limited_by, refused.retry_after, refused.reset_after) == ("long", 60.0, 60.0)
 
 
 def test_a_refusal_leaves_no_trace_in_any_limit(frozen: Limiter, store: redis.Redis) -> None:
     closed, first, last = demand("1/s", name="closed"), demand("1/s", name="first"), demand("1/s", name="last")
-    frozen.asker.ask([closed])
+    frozen._asker.ask([closed])
     before = {key: store.get(key) for key in store.scan_iter("ratelimit:*")}
     for _ in range(5):
-        assert not frozen.asker.ask([first, closed, last]).allowed
+        assert not frozen._asker.ask([first, closed, last]).allowed
     assert {key: store.get(key) for key in store.scan_iter("ratelimit:*")} == before
-    assert frozen.asker.ask([first, last]).allowed
+    assert frozen._asker.ask([first, last]).allowed
 
 
 def test_only_the_limit_that_said_no_keeps_a_slot(frozen: Limiter, store: redis.Redis) -> None:
     closed, open_ = demand("1/s", name="closed"), demand("1/s", name="open")
-    frozen.asker.ask([closed])
-    assert not frozen.asker.ask([open_, closed], id="waiting", claim=10).allowed
+    frozen._asker.ask([closed])
+    assert not frozen._asker.ask([open_, closed], id="waiting", claim=10).allowed
     assert store.zrange("ratelimit:v1:{closed}::slots", 0, -1) == ["waiting"]
-    assert frozen.asker.ask([open_]).allowed, "a line where nothing is in the way"
+    assert frozen._asker.ask([open_]).allowed, "a line where nothing is in the way"
 
 
 def test_every_limit_is_committed_at_the_joint_time(frozen: Limiter, clock: Clock) -> None:
     slow, fast = demand("1/s", name="slow"), demand("10/s", name="fast")
-    frozen.asker.ask([slow])
+    frozen._asker.ask([slow])
     clock.set(START + 400_000)
-    ahead = frozen.asker.ask([slow, fast], horizon=1.0)
+    ahead = frozen._asker.ask([slow, fast], horizon=1.0)
     assert answer(ahead) == (True, 600_000)
     # The permit of the fast limit is for START + 1.0 s too: the next one is 0.1 s after it, not after now.
-    assert answer(frozen.asker.ask([fast])) == (False, 700_000)
+    assert answer(frozen._asker.ask([fast])) == (False, 700_000)
     clock.set(START + 1_100_000)
-    assert frozen.asker.ask([fast]).allowed
+    assert frozen._asker.ask([fast]).allowed
 
 
 def test_each_key_of_a_limit_has_a_bucket_of_its_own(frozen: Limiter) -> None:
     ann, ben = demand("1/s", key="ann"), demand("1/s", key="ben")
-    assert frozen.asker.ask([ann]).allowed
-    assert frozen.asker.ask([ben]).allowed
-    refused = frozen.asker.ask([ann])
-    assert (refused.binding, refused.states[0].key) == ("api", "ann")
+    assert frozen._asker.ask([ann]).allowed
+    assert frozen._asker.ask([ben]).allowed
+    refused = frozen._asker.ask([ann])
+    assert (refused.limited_by, refused.states[0].key) == ("api", "ann")
 
 
 def test_costs_may_differ_by_limit(frozen: Limiter) -> None:
     calls, tokens = demand("10/s", burst=2, name="calls"), demand("100/s", burst=100, cost=70, name="tokens")
-    assert [state.remaining for state in frozen.asker.ask([calls, tokens]).states] == [1, 30]
-    refused = frozen.asker.ask([calls, tokens])
-    assert (refused.binding, refused.retry_after) == ("tokens", 0.4)
+    assert [state.remaining for state in frozen._asker.ask([calls, tokens]).states] == [1, 30]
+    refused = frozen._asker.ask([calls, tokens])
+    assert (refused.limited_by, refused.retry_after) == ("tokens", 0.4)
     assert [state.remaining for state in refused.states] == [1, 30]
 
 
@@ -94,6 +94,6 @@ def test_a_bucket_named_twice_is_not_paid_less_than_its_dearest_demand(frozen: L
     """Over any window no more than the law allows, whoever asks and however."""
     dear, cheap = demand("1/s", burst=4, cost=3), demand("1/s", burst=4, cost=1)
     for both in ([dear, cheap], [cheap, dear]):
-        assert frozen.asker.ask(each_bucket_once(both)).allowed
+        assert frozen._asker.ask(each_bucket_once(both)).allowed
         assert frozen.peek(cheap.limit).remaining <= 1
         frozen.reset(cheap.limit)

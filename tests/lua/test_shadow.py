@@ -10,8 +10,8 @@ import pytest
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.counts.arrivals import Arrivals
-from celery_ratelimit.counts.would import Would
-from celery_ratelimit.limiter.shadow import ask_would, tell_arrivals
+from celery_ratelimit.counts.shadow_report import ShadowReport
+from celery_ratelimit.limiter.shadow import ask_shadow_reports, tell_arrivals
 from tests.conftest import Clock
 
 from .virtual_queue import Queue
@@ -39,16 +39,16 @@ class Process:
         self.arrivals = Arrivals(lambda: clock.us / 1e6)
 
     def came(self, limit: Limit, cost: int = 1, key: str = "") -> None:
-        self._limiter.asker.core.shadows.limits[str(limit.name)] = limit
+        self._limiter._asker.core.shadows.limits[str(limit.name)] = limit
         self.arrivals.came([(str(limit.name), key, cost)])
 
     def tell(self) -> None:
-        self._limiter.asker.drive(tell_arrivals(self._limiter.asker.core, self.arrivals))
+        self._limiter._asker.drive(tell_arrivals(self._limiter._asker.core, self.arrivals))
 
 
-def would(limiter: Limiter, limit: Limit) -> Would:
+def shadow_report(limiter: Limiter, limit: Limit) -> ShadowReport:
     name = str(limit.name)
-    return limiter.asker.drive(ask_would(limiter.asker.core, {name: limit}))[name]
+    return limiter._asker.drive(ask_shadow_reports(limiter._asker.core, {name: limit}))[name]
 
 
 def delays_by(queue: Queue, trace: Sequence[tuple[int, int]]) -> list[float]:
@@ -60,7 +60,7 @@ def cost_of(limit: Limit, numbers: random.Random) -> int:
     return numbers.randint(1, min(4, limit.most)) if limit.method != "leaky_bucket" else 1
 
 
-def assert_alike(said: Would, delays: Sequence[float]) -> None:
+def assert_alike(said: ShadowReport, delays: Sequence[float]) -> None:
     assert said.requests == len(delays)
     most, least = [sum(delay > 10_000 + more for delay in delays) for more in (-3, 3)]
     assert least <= said.delayed <= most
@@ -78,7 +78,7 @@ def test_a_pause_of_the_process_while_it_tells_keeps_the_order(frozen: Limiter, 
     process.came(limit, 100)
     process.tell()
     clock.advance(LATE)
-    assert would(frozen, limit).longest == pytest.approx(0, abs=0.01)
+    assert shadow_report(frozen, limit).longest == pytest.approx(0, abs=0.01)
 
 
 @pytest.mark.parametrize("name", MODELLED)
@@ -106,8 +106,8 @@ def test_the_model_agrees(frozen: Limiter, clock: Clock, name: str) -> None:
     clock.advance(LATE)
     delays = delays_by(queue, trace)
     assert max(delays) > 50_000
-    assert_alike(would(frozen, limit), delays)
-    assert would(frozen, limit).pending == 0
+    assert_alike(shadow_report(frozen, limit), delays)
+    assert shadow_report(frozen, limit).pending == 0
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -126,7 +126,7 @@ def test_a_request_waits_as_if_it_had_reserved(frozen: Limiter, clock: Clock, na
         process.came(limit, cost)
     process.tell()
     clock.advance(LATE)
-    said = would(frozen, limit)
+    said = shadow_report(frozen, limit)
     assert said.refused == refused
     assert_alike(said, waits)
 
@@ -143,7 +143,7 @@ def test_it_grows_as_a_real_queue_does(frozen: Limiter, clock: Clock) -> None:
             process.tell()
     clock.advance(LATE)
     for _ in range(3):
-        said = would(frozen, limit)
+        said = shadow_report(frozen, limit)
     assert said.requests == 1400
     assert said.delayed > 1390
     assert said.longest == pytest.approx(4.0, abs=0.02)
@@ -157,7 +157,7 @@ def test_keys_have_a_queue_each(frozen: Limiter, clock: Clock) -> None:
             process.came(limit, key=key)
     process.tell()
     clock.advance(LATE)
-    said = would(frozen, limit)
+    said = shadow_report(frozen, limit)
     assert (said.requests, said.delayed) == (30, 27)
     assert said.longest == pytest.approx(0.9)
 
@@ -185,7 +185,7 @@ def test_the_rate_may_change_and_what_waits_comes_at_the_new_pace(frozen: Limite
             process.tell()
             clock.advance(LATE)
             process.tell()
-            said = would(frozen, before)
+            said = shadow_report(frozen, before)
         assert said.requests == len(delays), round_
         assert said.waited * 1e6 == pytest.approx(sum(delays), abs=3 * len(delays) + 1), (round_, before, after)
 
@@ -215,17 +215,17 @@ def test_to_look_keeps_nothing(frozen: Limiter, clock: Clock, store: Any, name: 
     clock.advance(LATE)
     keys = store.keys("ratelimit:*")
     values = {key: store.dump(key) for key in keys}
-    said = would(frozen, limit)
+    said = shadow_report(frozen, limit)
     assert (said.requests, said.pending) == (40, 0)
-    assert would(frozen, limit) == said
+    assert shadow_report(frozen, limit) == said
     assert {key: store.dump(key) for key in store.keys("ratelimit:*")} == values
     process.tell()
     assert not store.exists("ratelimit:v1:{api}::arrivals"), "the process that has told of them has them reckoned"
-    assert would(frozen, limit) == said
+    assert shadow_report(frozen, limit) == said
 
 
 def test_a_process_has_its_requests_reckoned_and_then_asks_no_more(frozen: Limiter, clock: Clock) -> None:
-    process, shadows = Process(frozen, clock), frozen.asker.shadows
+    process, shadows = Process(frozen, clock), frozen._asker.shadows
     process.came(LIMITS["burst"])
     process.tell()
     assert list(shadows.pending) == ["api"]
@@ -242,14 +242,14 @@ def test_a_process_has_its_requests_reckoned_and_then_asks_no_more(frozen: Limit
 
 def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
     usual, fast = Limit("600/m", burst=5, name="api"), Limit("1000000/s", burst=9, name="fast")
-    assert str(would(frozen, usual)) == "nothing has come yet"
+    assert str(shadow_report(frozen, usual)) == "nothing has come yet"
     process = Process(frozen, clock)
     process.came(fast)
     process.came(usual)
     process.tell()
     clock.advance(LATE)
-    assert str(would(frozen, fast)) == "would have delayed none of 1 task"
-    at = str(would(frozen, usual)).rpartition(" at ")
+    assert str(shadow_report(frozen, fast)) == "would have delayed none of 1 task"
+    at = str(shadow_report(frozen, usual)).rpartition(" at ")
     assert at[0] == "would have delayed none of 1 task; used 0.17 % of 10/s"
     for _ in range(1999):
         process.came(usual)
@@ -257,10 +257,10 @@ def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
     clock.advance(LATE)
     for _ in range(4):
         process.tell()
-    said = would(frozen, usual)
+    said = shadow_report(frozen, usual)
     assert str(said).startswith("would have delayed 1,994 of 2,000 tasks, by 199.4 s at most; used 333 % of 10/s at ")
     assert (
-        Would(5, 2, 1, 0.2, 0.3, 1.0, 0.5, 1.0, "1/s")
+        ShadowReport(5, 2, 1, 0.2, 0.3, 1.0, 0.5, 1.0, "1/s")
         .__str__()
         .startswith("would have delayed 2 of 5 tasks, by 0.2 s at most, and refused 1; used 50 % of 1/s at ")
     )

@@ -17,7 +17,7 @@ from tests.conftest import START, Clock
 
 from .frozen import demand
 from .test_parking import park, take_due
-from .test_shadow import LATE, LIMITS, Process, would
+from .test_shadow import LATE, LIMITS, Process, shadow_report
 
 API = demand("10/s")
 
@@ -30,16 +30,16 @@ def stored(limiter: Limiter) -> list[Any]:
 def test_who_does_not_know_yet_is_let_through_and_learns_of_it(frozen: Limiter, clock: Clock, name: str) -> None:
     limit = LIMITS[name]
     frozen.set_shadow("api", True, force=True)
-    frozen.asker.shadows.learn({"api": None})  # as in another process
+    frozen._asker.shadows.learn({"api": None})  # as in another process
     for _ in range(50):
         decision = frozen.acquire(limit)
         assert (decision.allowed, decision.retry_after) == (True, 0.0)
         assert decision.states[0].version < 0
-        frozen.asker.shadows.learn({"api": None})
+        frozen._asker.shadows.learn({"api": None})
     assert frozen.peek(limit).allowed
     assert not frozen.client.exists("ratelimit:v1:{api}::state")
-    frozen.asker.shadows.hear(decision)
-    assert frozen.asker.shadows.has("api", limit)
+    frozen._asker.shadows.hear(decision)
+    assert frozen._asker.shadows.has("api", limit)
 
 
 def test_in_force_again_it_is_as_if_nobody_had_asked(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
@@ -49,14 +49,14 @@ def test_in_force_again_it_is_as_if_nobody_had_asked(frozen: Limiter, clock: Clo
         process.came(limit)
     process.tell()
     clock.advance(LATE)
-    assert would(frozen, limit).longest > 3
+    assert shadow_report(frozen, limit).longest > 3
     frozen.set_shadow("api", False, force=True)
     assert not store.exists(*[f"ratelimit:v1:{{api}}::{kind}" for kind in ("arrivals", "queues", "ends")])
     assert frozen.acquire(limit).allowed
     assert frozen.acquire(limit).retry_after == pytest.approx(0.01)
     frozen.set_shadow("api", None, force=True)
     frozen.set_shadow("api", True, force=True)
-    assert would(frozen, limit).requests == 0, "a trial begins with nothing"
+    assert shadow_report(frozen, limit).requests == 0, "a trial begins with nothing"
 
 
 def test_it_says_who_since_when_and_why(frozen: Limiter, clock: Clock) -> None:
@@ -80,23 +80,23 @@ def test_rates_and_pauses_are_changed_beside_it(frozen: Limiter, clock: Clock) -
     frozen.pause("api", 1000)
     for change in (
         lambda: frozen.set_rate("api", "2/h", version=7),
-        lambda: frozen.expire("api", 50),
-        lambda: frozen.delete("api"),
+        lambda: frozen.expire_rate("api", 50),
+        lambda: frozen.unset_rate("api"),
         lambda: frozen.resume("api"),
         lambda: frozen.pause("api", 5),
         lambda: clock.advance(10_000),
         lambda: frozen.set_rate("api", "3/h", version=8, key="k", force=True),
     ):
         change()
-        frozen.asker.shadows.learn({"api": None})
+        frozen._asker.shadows.learn({"api": None})
         for _ in range(3):
-            assert frozen.asker.ask([API]).allowed
-        assert frozen.asker.ask([demand("10/s", key="k")]).allowed
+            assert frozen._asker.ask([API]).allowed
+        assert frozen._asker.ask([demand("10/s", key="k")]).allowed
         assert frozen.config("api").shadow
     assert frozen.config("api").version == 7
     frozen.set_rate("api", limit)
     frozen.set_shadow("api", False)
-    assert [frozen.asker.ask([API]).allowed for _ in range(2)] == [True, False]
+    assert [frozen._asker.ask([API]).allowed for _ in range(2)] == [True, False]
 
 
 def test_a_pause_is_a_part_of_what_would_have_been(frozen: Limiter, clock: Clock) -> None:
@@ -105,7 +105,7 @@ def test_a_pause_is_a_part_of_what_would_have_been(frozen: Limiter, clock: Clock
     process.came(limit)
     process.tell()
     clock.advance(LATE)
-    assert would(frozen, limit).longest == pytest.approx(60)
+    assert shadow_report(frozen, limit).longest == pytest.approx(60)
 
 
 def test_a_rate_for_a_key_is_that_keys(frozen: Limiter, clock: Clock) -> None:
@@ -116,7 +116,7 @@ def test_a_rate_for_a_key_is_that_keys(frozen: Limiter, clock: Clock) -> None:
         process.came(limit, key=key)
     process.tell()
     clock.advance(LATE)
-    assert 1000 < would(frozen, limit).longest <= 3600
+    assert 1000 < shadow_report(frozen, limit).longest <= 3600
 
 
 def test_what_older_scripts_read_is_what_it_was(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
@@ -146,12 +146,12 @@ def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
             clock.set(START)
             numbers, answers = random.Random(5), list[Any]()
             tried = Limit("1/h", name="tried", shadow=stored_for == "code")
-            frozen.asker.shadows.learn({"tried": None})
+            frozen._asker.shadows.learn({"tried": None})
             if stored_for == "store":
                 frozen.set_shadow("tried", True, force=True)
             for number in range(300):
                 if stored_for == "store":
-                    frozen.asker.shadows.learn({"tried": None})
+                    frozen._asker.shadows.learn({"tried": None})
                 clock.advance(round(numbers.expovariate(20), 6))
                 asked = numbers.choice([real, real[:1], real[1:]])
                 asked = [*asked, tried] if third else asked
@@ -159,12 +159,12 @@ def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
                 if verb == "reserve":
                     decision = frozen.reserve(asked, id=str(number), horizon=numbers.choice([0, 3]))
                 elif verb == "ask":
-                    demands = frozen.asker.shadows.split(frozen.reader.demands(asked, None, None))[0]
-                    decision = frozen.asker.ask(demands, id=str(number % 7), claim=numbers.choice([0, 30]))
+                    demands = frozen._asker.shadows.split(frozen._reader.demands(asked, None, None))[0]
+                    decision = frozen._asker.ask(demands, id=str(number % 7), claim=numbers.choice([0, 30]))
                 else:
                     decision = getattr(frozen, verb)(asked)
                 states = [state[:5] for state in decision.states if state.name != "tried"]
-                answers.append((verb, decision.allowed, decision.retry_after, decision.binding, states))
+                answers.append((verb, decision.allowed, decision.retry_after, decision.limited_by, states))
             said.append(answers)
         assert said[0] == said[1]
 
@@ -172,12 +172,12 @@ def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
 @pytest.mark.parametrize("by", ["somebody", "the code"])
 def test_what_is_parked_comes_out_at_once(parking: Backlog, frozen: Limiter, clock: Clock, by: str) -> None:
     slow = demand("1/h")
-    assert frozen.asker.ask([slow]).allowed
+    assert frozen._asker.ask([slow]).allowed
     park(parking, *[f"t{number}" for number in range(100)], asked=slow)
     assert take_due(parking, slow) == []
     if by == "somebody":
         frozen.set_shadow("api", True, force=True)
-        frozen.asker.shadows.learn({"api": None})
+        frozen._asker.shadows.learn({"api": None})
         assert parking.due(["api"]) == [("api", "")]
     else:
         slow = replace(slow, limit=replace(slow.limit, shadow=True))

@@ -43,7 +43,7 @@ EACH = {
     "token_bucket": Limit("10/s", burst=10),
     "leaky_bucket": Limit("10/s", algorithm="leaky_bucket", capacity=20),
     "fixed_window": Limit("10/s", algorithm="fixed_window"),
-    "sliding_window": Limit("10/s", algorithm="sliding_window", precision=5),
+    "sliding_window": Limit("10/s", algorithm="sliding_window", sub_windows=5),
     "sliding_log": Limit("10/s", algorithm="sliding_log"),
     "stepped_bucket": Limit("10/s", burst=10, refill="interval"),
     "warm_up": Limit("10/s", burst=10, warmup=2.0),
@@ -99,7 +99,7 @@ def make(request: pytest.FixtureRequest, server: EmbeddedServer, clock: Clock) -
         of = redis if request.param is Limiter else redis.asyncio
         clients.append(of.Redis.from_url(server.url))
         made = request.param(clients[-1], quotas=quotas, replace_includes=replace_includes or {"now": FROZEN_STORE})
-        made.asker.clock = FrozenTime(clock)
+        made._asker.clock = FrozenTime(clock)
         return Same(made, loop.run_until_complete)
 
     yield limiter
@@ -146,14 +146,14 @@ def test_a_text_changes_the_rate_and_keeps_the_options_of_the_quota(limiter: Sam
     in_force = replace(API, rate="40/s", name="api")
     assert limiter.config("api").stored == limiter.config("api").in_force == in_force
     state = limiter.peek("api").states[0]
-    assert (state.limit, state.interval) == (4, 0.05), "burst and headroom"
+    assert (state.capacity, state.interval) == (4, 0.05), "burst and headroom"
     assert limiter.acquire("api", cost=6).allowed, "and debt"
 
 
 def test_a_text_for_a_limit_that_is_not_known_here_is_a_plain_rate(make: Make) -> None:
     assert make({}).set_rate("api", "40/s", force=True)
     assert make({}).config("api").in_force == Limit("40/s", name="api")
-    assert make().peek("api").states[0].limit == 1
+    assert make().peek("api").states[0].capacity == 1
 
 
 def test_the_limit_itself_may_be_named(limiter: Same) -> None:
@@ -167,7 +167,7 @@ def test_a_stored_limit_may_be_of_any_algorithm(make: Make, method: str) -> None
     assert make().set_rate("api", stored)
     assert make().config("api").in_force == replace(stored, name="api")
     state = make().peek("api").states[0]
-    assert (state.limit, state.remaining) == (stored.size, stored.size)
+    assert (state.capacity, state.remaining) == (stored.size, stored.size)
     assert granted(make()) == (1 if method == "warm_up" else stored.size)
 
 
@@ -176,11 +176,11 @@ def test_places(make: Make) -> None:
     held = [one.acquire("places") for _ in range(2)]
     assert not one.acquire("places").allowed
     assert other.set_rate("places", Concurrency(3))
-    assert (granted(one, "places"), one.peek("places").limit) == (1, 3)
+    assert (granted(one, "places"), one.peek("places").capacity) == (1, 3)
     assert other.set_rate("places", Concurrency(1))
     assert one.release(held[0])
     assert not one.acquire("places").allowed, "two are held, and one may be"
-    assert other.delete("places")
+    assert other.unset_rate("places")
     assert not one.acquire("places").allowed
     assert one.release(held[1])
     assert granted(one, "places") == 1
@@ -210,7 +210,7 @@ def test_a_rate_is_stored_only_if_there_is_none(limiter: Same, clock: Clock) -> 
     assert limiter.config("api").in_force.rate == "20/s"
     clock.advance(5)
     assert limiter.try_set_rate("api", "30/s")
-    limiter.delete("api")
+    limiter.unset_rate("api")
     limiter.pause("api", 1)
     assert limiter.try_set_rate("api", "40/s"), "a pause is no rate"
     assert limiter.config("api").paused == 1.0
@@ -227,15 +227,15 @@ def test_an_older_version_never_undoes_a_newer_one(limiter: Same) -> None:
     assert limiter.config("api").version == limiter.peek("api").states[0].version == 4
 
 
-@pytest.mark.parametrize("ends", ["delete", "expire", "for_", "by hand"])
+@pytest.mark.parametrize("ends", ["unset", "expire", "for_", "by hand"])
 def test_a_version_is_known_when_the_rate_that_it_came_with_is_gone(
     limiter: Same, store: redis.Redis, clock: Clock, ends: str
 ) -> None:
     assert limiter.set_rate("api", "3/s", version=3, for_=10 if ends == "for_" else None)
-    if ends == "delete":
-        assert limiter.delete("api")
+    if ends == "unset":
+        assert limiter.unset_rate("api")
     elif ends == "expire":
-        assert limiter.expire("api", 10)
+        assert limiter.expire_rate("api", 10)
     elif ends == "by hand":
         assert limiter.set_rate("api", "5/s")
         assert limiter.peek("api").states[0].version == 3
@@ -267,7 +267,7 @@ def test_a_rate_ends_to_the_microsecond(limiter: Same, clock: Clock, how: str, v
     for name in ("api", "other"):
         lasts = {"for_": 10, "shorter": 100, "longer": 1}.get(how)
         assert limiter.set_rate(name, "1/s", for_=lasts, version=version)
-        assert how == "for_" or limiter.expire(name, 10)
+        assert how == "for_" or limiter.expire_rate(name, 10)
     assert limiter.config("api").until == START / 1e6 + 10
     clock.advance(9.999999)
     assert limiter.config("api").in_force.rate == "1/s"
@@ -276,8 +276,8 @@ def test_a_rate_ends_to_the_microsecond(limiter: Same, clock: Clock, how: str, v
     config = limiter.config("api")
     assert (config.in_force, config.stored, config.since, config.until, config.by) == (API, None, 0.0, None, "")
     assert [limiter.acquire(name).states[0].interval for name in ("api", "other")] == [0.2, 0.1]
-    assert not limiter.expire("api", 5)
-    assert not limiter.delete("api")
+    assert not limiter.expire_rate("api", 5)
+    assert not limiter.unset_rate("api")
 
 
 def test_a_rate_with_an_end_decides_as_one_without(limiter: Same) -> None:
@@ -298,9 +298,9 @@ def test_a_rate_that_is_deleted_gives_no_token_back(limiter: Same) -> None:
     limiter.set_rate("api", Limit("10/s", burst=10))
     for _ in range(3):
         limiter.acquire("api")
-    assert limiter.delete("api")
+    assert limiter.unset_rate("api")
     assert limiter.available("api") == 1
-    assert not limiter.delete("api")
+    assert not limiter.unset_rate("api")
     limiter.reset("api")
     assert limiter.available("api") == 4
 
@@ -313,7 +313,7 @@ def test_config_shows_code_and_store_side_by_side(limiter: Same, clock: Clock) -
     assert (config.name, config.key, config.code, config.stored, config.in_force) == ("api", "", API, None, API)
     assert (config.since, config.until, config.by, config.version, config.paused) == (0.0, None, "", 0, 0.0)
     clock.advance(5)
-    stored = Limit("30/s", algorithm="sliding_window", precision=3, name="api")
+    stored = Limit("30/s", algorithm="sliding_window", sub_windows=3, name="api")
     limiter.set_rate("api", stored, version=7, for_=60, by="ann")
     clock.advance(1)
     limiter.pause("api", 4)
@@ -325,7 +325,7 @@ def test_config_shows_code_and_store_side_by_side(limiter: Same, clock: Clock) -
     assert limiter.config("unheard of", force=True).in_force is None
 
 
-COST = Limit("10/s", burst=10, name="api", cost=3, reserve={0: 0.3})
+COST = Limit("10/s", burst=10, name="api", cost=3, priority_reserve={0: 0.3})
 
 
 @pytest.mark.parametrize("cost", [3, "tokens"])
@@ -336,10 +336,10 @@ def test_what_is_in_force_has_the_codes_cost_and_reserve(make: Make, cost: Any) 
     assert limiter.config("api").in_force == replace(code, rate="5/s")
     limiter.set_rate("api", Limit("5/s", algorithm="sliding_log"))
     in_force = limiter.config("api").in_force
-    assert (in_force.algorithm, in_force.cost, in_force.reserve) == ("sliding_log", cost, None)
+    assert (in_force.algorithm, in_force.cost, in_force.priority_reserve) == ("sliding_log", cost, None)
     limiter.set_rate("api", Limit("5/s", burst=2))  # below what a call costs: it says so, and is in force
     in_force = limiter.config("api").in_force
-    assert (in_force.burst, in_force.cost, in_force.reserve) == (2, cost, code.reserve)
+    assert (in_force.burst, in_force.cost, in_force.priority_reserve) == (2, cost, code.priority_reserve)
 
 
 def test_config_says_who_it_was(limiter: Same) -> None:
@@ -352,7 +352,7 @@ def test_config_says_who_it_was(limiter: Same) -> None:
 def test_what_is_stored_for_a_key_goes_before_what_is_stored_for_all(limiter: Same, clock: Clock) -> None:
     assert limiter.set_rate("tenants", Limit("1/s", burst=2), by="all")
     assert limiter.set_rate("tenants", Limit("1/s", algorithm="sliding_log"), key="a", by="one")
-    assert [limiter.peek("tenants", key=key).limit for key in "ab"] == [1, 2]
+    assert [limiter.peek("tenants", key=key).capacity for key in "ab"] == [1, 2]
     assert [granted(limiter, "tenants", key=key) for key in "ab"] == [1, 2]
     assert [limiter.config("tenants", key=key).by for key in "ab"] == ["one", "all"]
     own = limiter.config("tenants", key="a")
@@ -362,15 +362,15 @@ def test_what_is_stored_for_a_key_goes_before_what_is_stored_for_all(limiter: Sa
         Limit("1/s", algorithm="sliding_log", name="tenants", key=TENANTS.key),
     )
     assert limiter.config("tenants").by == "all"
-    assert limiter.delete("tenants", key="a")
+    assert limiter.unset_rate("tenants", key="a")
     assert [limiter.config("tenants", key=key).by for key in "ab"] == ["all", "all"]
-    assert limiter.delete("tenants")
+    assert limiter.unset_rate("tenants")
     assert limiter.config("tenants", key="a").in_force == TENANTS
 
 
 def test_a_decision_shows_what_is_in_force_for_each_of_its_limits(limiter: Same) -> None:
     code = limiter.peek(["api", "other", "places"])
-    assert [(state.limit, state.interval, state.version) for state in code.states] == [
+    assert [(state.capacity, state.interval, state.version) for state in code.states] == [
         (4, 0.2, 0),
         (9, 0.1, 0),
         (2, 0.0, 0),
@@ -380,7 +380,7 @@ def test_a_decision_shows_what_is_in_force_for_each_of_its_limits(limiter: Same)
     shown = [(4, 0.2, 0), (7, 0.25, 5), (8, 0.0, 6)]
     for ask in (limiter.peek, limiter.acquire):
         states = ask(["api", "other", "places"]).states
-        assert [(state.limit, state.interval, state.version) for state in states] == shown
+        assert [(state.capacity, state.interval, state.version) for state in states] == shown
     limiter.set_rate("other", Limit("4/s", algorithm="fixed_window"))
     assert limiter.peek(["other"]).states[0][2::3] == (4, 0.0), "a window's permits do not come back one by one"
 
@@ -410,7 +410,8 @@ def test_a_paused_limit_lets_nothing_through_until_its_time(make: Make, clock: C
     assert limiter.pause("api", 3) == 3.0
     for _ in range(2):
         for refused in (limiter.acquire("api"), limiter.peek("api")):
-            assert (refused.allowed, refused.retry_after, refused.binding, refused.full) == (False, 3.0, "api", False)
+            assert (refused.allowed, refused.retry_after, refused.limited_by) == (False, 3.0, "api")
+            assert not refused.queue_full
     clock.advance(2.999999)
     assert limiter.acquire("api").retry_after == 0.000001
     clock.advance(0.000001)
@@ -463,7 +464,7 @@ def test_a_pause_and_a_rate_do_not_touch_one_another(limiter: Same, clock: Clock
     assert (config.in_force.rate, config.version, config.by, config.paused) == ("30/s", 2, "ann", 10.0)
     limiter.set_rate("api", "40/s")
     assert limiter.acquire("api").retry_after == 10.0
-    limiter.delete("api")
+    limiter.unset_rate("api")
     assert limiter.acquire("api").retry_after == 10.0
     limiter.set_rate("api", "50/s", for_=20)
     clock.advance(10)
@@ -476,10 +477,11 @@ def test_a_pause_fills_no_queue(make: Make, clock: Clock, capacity: int) -> None
     limiter = make({"api": Limit("10/s", algorithm="leaky_bucket", capacity=capacity)})
     limiter.pause("api", 30)
     asked = [limiter.acquire("api") for _ in range(5)]
-    assert [(each.full, each.retry_after) for each in asked] == [(False, 30.0)] * 5
-    demands = asked[0].demands
+    assert [(each.queue_full, each.retry_after) for each in asked] == [(False, 30.0)] * 5
+    demands = asked[0]._demands
     slots = [limiter.ask(demands, id=f"r{n}", claim=100) for n in range(capacity + 2)]
-    assert [each.full for each in slots] == [False] * (capacity + 1) + [True], "the queue behind it has its own size"
+    assert not any(each.queue_full for each in slots[:-1])
+    assert slots[-1].queue_full, "the queue behind it has its own size"
     assert [each.retry_after for each in slots[: capacity + 1]] == [30 + n / 10 for n in range(capacity + 1)]
 
 
@@ -493,11 +495,11 @@ def test_a_pause_keeps_the_tokens_that_come_back_meanwhile(limiter: Same, clock:
 def test_a_reservation_during_a_pause_is_for_its_end(limiter: Same, clock: Clock) -> None:
     limiter.pause("other", 2)
     refused = limiter.reserve("other", id="r", horizon=1.5)
-    assert (refused.allowed, refused.retry_after, refused.binding) == (False, 2.0, "other")
+    assert (refused.allowed, refused.retry_after, refused.limited_by) == (False, 2.0, "other")
     ahead = limiter.reserve("other", id="r", horizon=2)
     assert (ahead.allowed, ahead.retry_after) == (True, 2.0)
-    assert ahead.granted_at == clock.us + 2_000_000
-    assert limiter.reserve("other", id="r", horizon=2).granted_at == ahead.granted_at
+    assert ahead._granted_at == clock.us + 2_000_000
+    assert limiter.reserve("other", id="r", horizon=2)._granted_at == ahead._granted_at
     clock.advance(2)
     assert granted(limiter, "other") == 8
 
@@ -515,7 +517,7 @@ def test_a_paused_limit_is_the_one_that_says_no_among_several(limiter: Same, sto
     limiter.pause("tenants", 7, key="a")
     before = {key: store.get(key) for key in store.scan_iter("ratelimit:*:state")}
     refused = limiter.acquire(["other", "tenants", "api"], key="a")
-    assert (refused.allowed, refused.binding, refused.retry_after) == (False, "tenants", 7.0)
+    assert (refused.allowed, refused.limited_by, refused.retry_after) == (False, "tenants", 7.0)
     assert {key: store.get(key) for key in store.scan_iter("ratelimit:*:state")} == before, "nothing is taken of any"
     clock.advance(7)
     assert limiter.acquire(["other", "tenants", "api"], key="a").allowed
@@ -602,7 +604,7 @@ def test_a_stored_size_below_the_cost_makes_the_call_impossible(limiter: Same, l
         assert (it.value.limit, it.value.cost, it.value.capacity) == ("api", 3, most)
     assert limiter.available("other") == 9, "nothing was taken"
     assert limiter.acquire("api", cost=most).allowed
-    limiter.delete("api")
+    limiter.unset_rate("api")
     limiter.reset("api")
     assert limiter.acquire("api", cost=3).allowed
 
@@ -629,7 +631,7 @@ def test_a_stored_size_below_the_cost_makes_the_call_impossible(limiter: Same, l
             for bad in (0, -1, 0.0, True, "5", None, float("nan"))
             for what, call in (
                 ("for_", lambda it, bad: it.set_rate("api", "5/s", for_=bad)),
-                ("seconds", lambda it, bad: it.expire("api", bad)),
+                ("seconds", lambda it, bad: it.expire_rate("api", bad)),
                 ("seconds", lambda it, bad: it.pause("api", bad)),
             )
             if what != "for_" or bad is not None
@@ -639,8 +641,8 @@ def test_a_stored_size_below_the_cost_makes_the_call_impossible(limiter: Same, l
             for call in (
                 lambda it: it.set_rate(Limit("1/s"), "5/s"),
                 lambda it: it.try_set_rate(Limit("1/s"), "5/s"),
-                lambda it: it.expire(Limit("1/s"), 5),
-                lambda it: it.delete(Limit("1/s")),
+                lambda it: it.expire_rate(Limit("1/s"), 5),
+                lambda it: it.unset_rate(Limit("1/s")),
                 lambda it: it.config(Limit("1/s")),
                 lambda it: it.pause(Limit("1/s"), 5),
                 lambda it: it.resume(Limit("1/s")),
@@ -670,11 +672,11 @@ def test_what_people_put_there_stays_and_everything_else_expires(
 
     limiter.set_rate("api", "5/s")
     assert (ttl(CONFIG), ttl(CHANGES)) == (None, HOUR)
-    limiter.expire("api", 10_000)
+    limiter.expire_rate("api", 10_000)
     assert (ttl(CONFIG), ttl(CHANGES)) == (10_000 + HOUR, 10_000 + HOUR), "until those who wait have come"
     limiter.pause("api", 20_000)
     assert ttl(CONFIG) == 20_000 + HOUR
-    limiter.delete("api")
+    limiter.unset_rate("api")
     assert ttl(CONFIG) == 20_000 + HOUR
     limiter.resume("api")
     assert ttl(CONFIG) == HOUR
@@ -708,8 +710,8 @@ def test_a_look_and_a_refused_change_write_nothing(limiter: Same, store: redis.R
     limiter.available("api")
     limiter.set_rate("api", "6/s", version=1)
     limiter.try_set_rate("api", "6/s")
-    limiter.expire("other", 5)
-    limiter.delete("other")
+    limiter.expire_rate("other", 5)
+    limiter.unset_rate("other")
     assert store.mget(CONFIG, CHANGES) == before
     assert store.llen(HISTORY) == 1
     assert set(store.scan_iter("ratelimit:*")) == {CONFIG, CHANGES, HISTORY, "ratelimit:v1:{api}::touched"}
@@ -733,7 +735,7 @@ def test_an_algorithm_that_is_not_the_codes_costs_no_round_trip(make: Make, stor
         asking.acquire("api")
     asking.acquire("api", cost=2)
     assert scripts_run(store) == (21, 0)
-    make().delete("api")
+    make().unset_rate("api")
     store.config_resetstat()
     for _ in range(20):
         make().acquire("api")

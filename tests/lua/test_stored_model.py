@@ -30,14 +30,14 @@ def follow(
     """Before a call the limits may be changed or paused."""
     play = Play(world)
     names = sorted({demand.name for act in trace for demand in act.demands})
-    changes = ["", "", "", "rate", "rate", "delete"] if kinds else [""]
+    changes = ["", "", "", "rate", "rate", "unset"] if kinds else [""]
     changes += ["pause"] if pauses else []
     for number, act in enumerate(trace):
         name = data.draw(st.sampled_from(names))
         what = data.draw(st.sampled_from(changes))
         if what == "rate":
             world.store_limit(data.draw(limits(name, kinds)), name)
-        elif what == "delete":
+        elif what == "unset":
             world.store_limit(None, name)
         elif what == "pause":
             world.pause(name, data.draw(st.integers(0, 5_000_000) | st.just(0)))

@@ -201,11 +201,11 @@ def test_table(frozen: Limiter, clock: Clock, name: str) -> None:
     rate, burst, rows = TABLES[name]
     for number, (time, cost, allowed, remaining, retry_after) in enumerate(rows):
         clock.set(START + us(time))
-        got = frozen.asker.ask([demand(rate, burst=burst, cost=cost)])
+        got = frozen._asker.ask([demand(rate, burst=burst, cost=cost)])
         seen = (got.allowed, got.remaining, got.retry_after)
         assert seen == (allowed, remaining, retry_after), f"row {number}, at {time}"
-        assert got.limit == burst
-        assert got.binding == (None if allowed else "api")
+        assert got.capacity == burst
+        assert got.limited_by == (None if allowed else "api")
 
 
 RATES = ("1/d", "7/m", "0.5/s", "3/s", "7/10s", "100/s", "999/s", "70000/s", "99999/s", "100000/s")
@@ -216,27 +216,27 @@ RATES = ("1/d", "7/m", "0.5/s", "3/s", "7/10s", "100/s", "999/s", "70000/s", "99
 def test_whoever_waits_as_told_gets_in_and_a_microsecond_less_does_not(
     frozen: Limiter, clock: Clock, rate: str, burst: int
 ) -> None:
-    frozen.asker.ask([demand(rate, burst=burst, cost=burst)])
+    frozen._asker.ask([demand(rate, burst=burst, cost=burst)])
     for turn in range(12):
         wanted = [demand(rate, burst=burst, cost=1 + turn % burst)]
-        told = frozen.asker.ask(wanted)
+        told = frozen._asker.ask(wanted)
         assert not told.allowed
         assert frozen.peek(wanted[0].limit, cost=wanted[0].cost) == told
         clock.set(clock.us + us(told.retry_after) - 1)
-        early = frozen.asker.ask(wanted)
+        early = frozen._asker.ask(wanted)
         assert (early.allowed, us(early.retry_after)) == (False, 1)
         clock.set(clock.us + 1)
-        assert frozen.asker.ask(wanted).allowed
+        assert frozen._asker.ask(wanted).allowed
 
 
 def test_reset_after_is_when_the_bucket_is_full(frozen: Limiter, clock: Clock) -> None:
     rate, burst = "3/s", 6
-    taken = frozen.asker.ask([demand(rate, burst=burst, cost=4)])
+    taken = frozen._asker.ask([demand(rate, burst=burst, cost=4)])
     assert (taken.remaining, us(taken.reset_after)) == (2, 1_333_334)
     clock.set(clock.us + 1_333_333)
-    assert frozen.asker.ask([demand(rate, burst=burst, cost=burst)]).allowed is False
+    assert frozen._asker.ask([demand(rate, burst=burst, cost=burst)]).allowed is False
     clock.set(clock.us + 1)
-    full = frozen.asker.ask([demand(rate, burst=burst, cost=burst)])
+    full = frozen._asker.ask([demand(rate, burst=burst, cost=burst)])
     assert (full.allowed, full.remaining, us(full.reset_after)) == (True, 0, 2_000_000)
 
 
@@ -254,14 +254,14 @@ def test_peek_answers_as_acquire_would_and_takes_nothing(frozen: Limiter, clock:
 
 def test_reset_fills_the_bucket_and_ends_the_line(frozen: Limiter, store: redis.Redis) -> None:
     wanted = [demand("1/m")]
-    frozen.asker.ask(wanted)
-    frozen.asker.ask(wanted, id="waiting", claim=1e6)
+    frozen._asker.ask(wanted)
+    frozen._asker.ask(wanted, id="waiting", claim=1e6)
     other = [demand("1/m", name="other")]
-    frozen.asker.ask(other)
+    frozen._asker.ask(other)
     frozen.reset(wanted[0].limit)
     assert not store.exists("ratelimit:v1:{api}::state", "ratelimit:v1:{api}::slots")
-    assert frozen.asker.ask(wanted).allowed
-    assert not frozen.asker.ask(other).allowed
+    assert frozen._asker.ask(wanted).allowed
+    assert not frozen._asker.ask(other).allowed
 
 
 def dump(store: redis.Redis) -> dict[str, object]:

@@ -69,7 +69,7 @@ def test_it_is_decided_like_the_first(limiter: Limiter, name: str) -> None:
     assert {first.id, second.id, third.id} == {first.id} ^ {second.id} ^ {third.id}, "three ids"
     for decision in (second, third):
         assert decision.allowed
-        assert decision.demands == first.demands
+        assert decision._demands == first._demands
         assert [state[:3] for state in decision.states] == [state[:3] for state in first.states]
         assert limiter.settle(decision, 3)
 
@@ -78,19 +78,19 @@ def test_it_is_refused_and_counted_like_the_first(limiter: Limiter) -> None:
     narrow = Limit("1/h", name="narrow", burst=2)
     said = [limiter.acquire(narrow) for _ in range(4)]
     assert [each.allowed for each in said] == [True, True, False, False]
-    assert said[3].binding == "narrow"
+    assert said[3].limited_by == "narrow"
     assert limiter._counting is not None
     limiter._counting.send()
-    results = limiter.stats("narrow", force=True).results
+    results = limiter.stats("narrow", force=True)["narrow"].results
     assert (results["acquired"], results["refused"]) == (2, 2)
 
 
 def test_another_quota_under_the_name_holds_at_once(limiter: Limiter) -> None:
     for _ in range(2):
-        assert limiter.acquire("stripe").limit == 1000
+        assert limiter.acquire("stripe").capacity == 1000
     limiter.quotas["stripe"] = Limit("10/s", burst=7)
     for _ in range(3):
-        assert limiter.acquire("stripe").limit == 7
+        assert limiter.acquire("stripe").capacity == 7
     del limiter.quotas["stripe"]
     with pytest.raises(ConfigurationError, match="there is no quota named 'stripe'"):
         limiter.acquire("stripe")
@@ -103,11 +103,11 @@ def test_what_is_stored_holds_at_once(limiter: Limiter, server: EmbeddedServer) 
     with Limiter.from_url(server.url) as other:
         assert other.pause("stripe", 60, force=True) == 60
         refused = limiter.acquire("stripe")
-        assert (refused.allowed, refused.binding) == (False, "stripe")
+        assert (refused.allowed, refused.limited_by) == (False, "stripe")
         assert other.resume("stripe", force=True)
         assert other.set_shadow("stripe", True, force=True)
-        assert limiter.acquire("stripe").shadow == (), "the store lets it through"
-        assert limiter.acquire("stripe").shadow, "and this process knows"
+        assert limiter.acquire("stripe")._shadow == (), "the store lets it through"
+        assert limiter.acquire("stripe")._shadow, "and this process knows"
         assert other.set_rate("more", "1/s", force=True)
         with pytest.raises(ImpossibleRequest):
             limiter.acquire("more", cost=2)
@@ -132,8 +132,8 @@ def test_the_switch_for_tests_holds_at_once(limiter: Limiter) -> None:
     for _ in range(2):
         limiter.acquire(WIDE)
     with set_testing():
-        assert limiter.acquire(WIDE).granted_at == 0
-    assert limiter.acquire(WIDE).granted_at > 0
+        assert limiter.acquire(WIDE)._granted_at == 0
+    assert limiter.acquire(WIDE)._granted_at > 0
 
 
 def test_a_store_that_is_gone_is_noted(limiter: Limiter, server: EmbeddedServer) -> None:

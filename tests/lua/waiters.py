@@ -68,7 +68,7 @@ def play(
         if caller.granted or not caller.came:
             caller.round, caller.came, caller.granted = caller.round + 1, now, False
         clock.set(now)
-        decision = limiter.asker.ask(caller.group.demands, id=caller.id, horizon=horizon, claim=1e6)
+        decision = limiter._asker.ask(caller.group.demands, id=caller.id, horizon=horizon, claim=1e6)
         asked += 1
         wait = us(decision.retry_after)
         assert decision.allowed or wait > 0, "a refusal that says to come back at once"

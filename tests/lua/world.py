@@ -49,7 +49,7 @@ class World:
         return Answer.of(decide(limiter, "peek", demands, "")), self.model.peek(demands)
 
     def forget(self, demands: Sequence[LimitRequest], id: str) -> None:
-        self.limiters[0].asker.forget(demands, id=id)
+        self.limiters[0]._asker.forget(demands, id=id)
         self.model.forget(demands, id)
 
     def close(self) -> None:

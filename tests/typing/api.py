@@ -7,10 +7,14 @@ from celery_ratelimit import (
     Concurrency,
     Decision,
     Limit,
+    LimitConfig,
     Limiter,
+    LimitState,
     ParkingLots,
     RateLimitedMixin,
     RateLimitedTask,
+    Stats,
+    StoreMisconfigured,
     install,
 )
 
@@ -26,7 +30,14 @@ limiter.quotas["mail"] = Limit("14/s", name="mail")
 peeked: Decision = limiter.peek(["stripe"], args={"tenant_id": 7})
 changed: bool = limiter.set_rate("stripe", "50/s", for_=60.0)
 tried: bool = limiter.set_shadow("stripe", True, reason="a trial")
-sentence: str = str(limiter.would("stripe"))
+sentence: str = str(limiter.shadow_report("stripe"))
+states: tuple[LimitState, ...] = decision.states
+refusing: str | None = decision.limited_by
+room: int = min(decision.capacity, states[0].capacity)
+config: LimitConfig = limiter.config("stripe")
+stats: Stats = limiter.stats("stripe", totals=True)["stripe"]
+of_all: dict[str, Stats] = limiter.stats(limiter.quotas, minutes=30)
+unset: bool = limiter.unset_rate("stripe") and limiter.expire_rate("stripe", 60.0)
 paused: float = limiter.pause("stripe", 5.0, reason="it has said so")
 reasons: list[str] = [change.reason for change in limiter.history("stripe")]
 
@@ -36,7 +47,9 @@ async def awaited(limiter: AsyncLimiter) -> tuple[Decision, bool, float, int]:
     async with limiter.permit("gpu", max_wait=2.0) as decision:
         settled: bool = await limiter.settle(decision, 5)
     taken: Decision = await limiter.acquire(limits, key=None, cost=2, max_wait=1.5)
+    counted: Stats = (await limiter.stats(["stripe"]))["stripe"]
+    await limiter.acquire(limits, max_wait=None, cost=counted.permits)
     return taken, settled, await limiter.pause("stripe", 5.0), await limiter.available("stripe")
 
 
-__all__ = ["ParkingLots", "RateLimitedMixin", "RateLimitedTask", "install"]
+__all__ = ["ParkingLots", "RateLimitedMixin", "RateLimitedTask", "StoreMisconfigured", "install"]

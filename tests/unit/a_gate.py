@@ -471,7 +471,7 @@ class Bench:
     register = occupied = parking
 
     @property
-    def asker(self) -> Any:
+    def _asker(self) -> Any:
         return self
 
     is_a_move = False

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
+from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.app.settings import limits_of
 from celery_ratelimit.limiter.limit_request import LimitRequest, actual_costs
+from celery_ratelimit.limits.limit import ALGORITHMS
 from celery_ratelimit.limits.specs import named
 
 
@@ -26,7 +28,7 @@ from celery_ratelimit.limits.specs import named
         (Limit("1000/h", algorithm="fixed_window"), ("fixed_window", 1000, 3_600_000_000, 1000, 1, 0)),
         (Limit("2/3s", algorithm="fixed_window", align="first"), ("fixed_window", 2, 3_000_000, 2, 1, 1)),
         (Limit("10/s", algorithm="sliding_window"), ("sliding_window", 10, 1_000_000, 10, 1, 10)),
-        (Limit("10/s", algorithm="sliding_window", precision=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
+        (Limit("10/s", algorithm="sliding_window", sub_windows=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
         (Limit("10/s", algorithm="sliding_log"), ("sliding_log", 10, 1_000_000, 10, 1, 0)),
         (Concurrency(5), ("concurrency", 5, 60_000_000, 5, 1, 0)),
         (Concurrency(5, lease=0.5), ("concurrency", 5, 500_000, 5, 1, 0)),
@@ -56,18 +58,14 @@ def test_headroom_keeps_a_share_of_the_rate_back(limit: Limit, wire: tuple[Any, 
     ("options", "says"),
     [
         ({"algorithm": "gcra"}, r"algorithm='gcra' is not one of token_bucket, leaky_bucket"),
-        ({"algorithm": "sliding_log", "burst": 5}, r"burst=5 is for algorithm='token_bucket', not 'sliding_log'"),
-        ({"algorithm": "leaky_bucket", "debt": 1}, r"debt=1 is for algorithm='token_bucket', not 'leaky_bucket'"),
-        ({"capacity": 5}, r"capacity=5 is for algorithm='leaky_bucket', not 'token_bucket'"),
-        ({"align": "first"}, r"align='first' is for algorithm='fixed_window'"),
-        ({"precision": 5}, r"precision=5 is for algorithm='sliding_window'"),
+        ({"algorithm": "concurrency"}, r"algorithm='concurrency' is not one of .*: for places, take Concurrency"),
         ({"algorithm": "fixed_window", "align": "utc"}, r"align='utc' is not one of clock, first"),
         ({"refill": "greedy"}, r"refill='greedy' is not one of continuous, interval"),
         ({"debt": -1}, r"debt=-1 must be a whole number of at least 0"),
         ({"debt": 1.5}, r"debt=1.5 must be a whole number"),
         ({"algorithm": "leaky_bucket", "capacity": -1}, r"capacity=-1 must be a whole number of at least 0"),
-        ({"algorithm": "sliding_window", "precision": 1001}, r"precision=1001 is more than 1000, .*'sliding_log'"),
-        ({"algorithm": "sliding_window", "precision": 0}, r"precision=0 must be a whole number of at least 1"),
+        ({"algorithm": "sliding_window", "sub_windows": 1001}, r"sub_windows=1001 is more than 1000, .*'sliding_log'"),
+        ({"algorithm": "sliding_window", "sub_windows": 0}, r"sub_windows=0 must be a whole number of at least 1"),
         ({"warmup": -1}, r"warmup=-1 must be a number of seconds"),
         ({"warmup": float("inf")}, r"warmup=inf must be a number of seconds"),
         ({"warmup": 1, "debt": 1}, r"exclude one another"),
@@ -83,6 +81,54 @@ def test_an_option_that_cannot_be_is_an_error_that_names_it(options: dict[str, A
     assert "'api'" in str(caught.value)
 
 
+#: Options of one algorithm: another value than the default, the algorithm.
+OWN_OPTIONS: dict[str, tuple[Any, str]] = {
+    "burst": (5, "token_bucket"),
+    "refill": ("interval", "token_bucket"),
+    "debt": (1, "token_bucket"),
+    "warmup": (1.5, "token_bucket"),
+    "priority_reserve": ({0: 0.5}, "token_bucket"),
+    "capacity": (5, "leaky_bucket"),
+    "align": ("first", "fixed_window"),
+    "sub_windows": (5, "sliding_window"),
+}
+#: Options of every algorithm.
+SHARED = {"rate", "algorithm", "name", "key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"}
+
+
+def test_each_option_is_of_one_algorithm_or_of_all() -> None:
+    assert {each.name for each in fields(Limit)} == OWN_OPTIONS.keys() | SHARED
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("option", OWN_OPTIONS)
+def test_an_option_of_another_algorithm_is_an_error_that_names_both(option: str, algorithm: str) -> None:
+    value, takes = OWN_OPTIONS[option]
+    burst = {"burst": 10} if option == "priority_reserve" and algorithm == takes else {}
+    if algorithm == takes:
+        assert getattr(Limit("10/s", algorithm=algorithm, **burst, **{option: value}), option)
+        return
+    own = ", ".join(each for each, (_, owner) in OWN_OPTIONS.items() if owner == algorithm)
+    with pytest.raises(ConfigurationError) as caught:
+        Limit("10/s", name="api", algorithm=algorithm, **{option: value})
+    said = f"Limit('10/s', name='api'): {option}={value!r} is for algorithm={takes!r}, not {algorithm!r}"
+    assert str(caught.value) == f"{said}, {f'whose own options are {own}' if own else 'which has no option of its own'}"
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"limit": 3, "burst": 5}, "burst=5 is for a rate, and limit= makes a Concurrency"),
+        ({"limit": 3, "algorithm": "sliding_log"}, "algorithm='sliding_log' is for a rate, and limit= makes"),
+        ({"limit": 3, "rate": "1/s"}, "rate='1/s' is for a rate, and limit= makes a Concurrency"),
+        ({"rate": "1/s", "lease": 5}, "lease=5 is for a Concurrency, and without limit= this is a rate"),
+    ],
+)
+def test_a_quota_with_an_option_of_the_other_kind_is_an_error_that_names_it(written: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"quotas\['api'\]: {re.escape(says)}"):
+        Limiter.from_url("redis://127.0.0.1:1/0", quotas={"api": written})
+
+
 @pytest.mark.parametrize("rate", ["0.5/s", "1.5/m"])
 def test_a_window_takes_whole_numbers(rate: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{rate}' is not a whole number in a whole window.*1/2s"):
@@ -95,9 +141,9 @@ def test_a_window_that_headroom_leaves_nothing_of() -> None:
 
 
 def test_a_sliding_window_that_cannot_be_reckoned_exactly() -> None:
-    with pytest.raises(ConfigurationError, match="raise precision"):
-        Limit("999999999/d", algorithm="sliding_window", precision=1)
-    Limit("99999999/d", algorithm="sliding_window", precision=1000)
+    with pytest.raises(ConfigurationError, match="raise sub_windows"):
+        Limit("999999999/d", algorithm="sliding_window", sub_windows=1)
+    Limit("99999999/d", algorithm="sliding_window", sub_windows=1000)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,9 @@ def test_limits(rate: Any, burst: Any, algorithm: str, name: Any, key: Any, cost
     means_something_or_is_named(lambda: Limit("10/s", cost=cost, name=name))
 
 
-@given(st.sampled_from(["refill", "debt", "warmup", "capacity", "align", "precision", "headroom", "per_worker"]), junk)
+@given(
+    st.sampled_from(["refill", "debt", "warmup", "capacity", "align", "sub_windows", "headroom", "per_worker"]), junk
+)
 def test_options(option: str, value: Any) -> None:
     for algorithm in ALGORITHMS:
         means_something_or_is_named(lambda: Limit("10/s", algorithm=algorithm, **{option: value}))  # noqa: B023
@@ -120,7 +122,7 @@ def test_calls(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None
 
 
 @given(
-    st.sampled_from(["set_rate", "try_set_rate", "pause", "expire", "resume", "delete", "config"]),
+    st.sampled_from(["set_rate", "try_set_rate", "pause", "expire_rate", "resume", "unset_rate", "config"]),
     junk | st.just("a"),
     junk | texts,
     junk,
@@ -129,7 +131,7 @@ def test_calls(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None
 )
 def test_what_is_stored(method: str, name: Any, value: Any, key: Any, version: Any, lasts: Any) -> None:
     options = {"version": version, "for_": lasts} if method == "set_rate" else {}
-    values = [] if method in ("resume", "delete", "config") else [value]
+    values = [] if method in ("resume", "unset_rate", "config") else [value]
     means_something_or_is_named(lambda: getattr(LIMITER, method)(name, *values, key=key, force=True, **options))
 
 
@@ -180,10 +182,10 @@ def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
         for number in range(200):
             long = f"{number:06}" * 33_000
             for demands in (
-                limiter.reader.demands("kept", long, None),
-                limiter.reader.demands("kept", None, None, {"a": long}),
+                limiter._reader.demands("kept", long, None),
+                limiter._reader.demands("kept", None, None, {"a": long}),
             ):
-                limiter.asker.core.calls.packed(demands)
+                limiter._asker.core.calls.packed(demands)
                 assert all(len(demand.key) <= LONGEST_KEY for demand in demands)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
@@ -192,10 +194,10 @@ def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
 
 
 def test_a_key_as_it_is_shown_is_the_same_bucket() -> None:
-    (demand,) = LIMITER.reader.demands("kept", "x" * 5000, None)
-    (again,) = LIMITER.reader.demands("kept", demand.key, None)
+    (demand,) = LIMITER._reader.demands("kept", "x" * 5000, None)
+    (again,) = LIMITER._reader.demands("kept", demand.key, None)
     assert again == demand
-    (whole,) = LIMITER.reader.demands("kept", "x" * LONGEST_KEY, None)
+    (whole,) = LIMITER._reader.demands("kept", "x" * LONGEST_KEY, None)
     assert whole.key == "x" * LONGEST_KEY
     assert bucket_key("r", "kept", "x" * 5000, "state") != bucket_key("r", "kept", "y" * 5000, "state")
-    assert LIMITER.reader.demands("kept", ALONE * 5000, None)[0].key.startswith(ALONE)
+    assert LIMITER._reader.demands("kept", ALONE * 5000, None)[0].key.startswith(ALONE)

@@ -11,7 +11,7 @@ from celery_ratelimit.limits.decision import LimitState
 
 
 def test_a_decision_is_frozen_and_equal_by_value() -> None:
-    state = LimitState(name="api", key="", limit=5, remaining=4, reset_after=0.5)
+    state = LimitState(name="api", key="", capacity=5, remaining=4, reset_after=0.5)
     decision = Decision(True, 5, 4, 0.0, 0.5, None, (state,))
     assert decision == Decision(True, 5, 4, 0.0, 0.5, None, (LimitState("api", "", 5, 4, 0.5),))
     assert hash(decision) == hash(dataclasses.replace(decision))
@@ -22,8 +22,8 @@ def test_a_decision_is_frozen_and_equal_by_value() -> None:
 
 
 def test_the_fields_are_the_contract() -> None:
-    contract = ["allowed", "limit", "remaining", "retry_after", "reset_after", "binding", "states"]
-    contract += ["full", "id", "granted_at", "demands", "shadow"]
+    contract = ["allowed", "capacity", "remaining", "retry_after", "reset_after", "limited_by", "states"]
+    contract += ["queue_full", "id", "_granted_at", "_demands", "_shadow"]
     assert [field.name for field in dataclasses.fields(Decision)] == contract
 
 

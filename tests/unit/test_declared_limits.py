@@ -21,7 +21,7 @@ def limiter() -> Iterator[Limiter]:
 
 
 def said(limiter: Limiter, *limits: AnyLimit) -> list[str]:
-    return declare(limiter.asker, {str(limit.name): limit for limit in limits})
+    return declare(limiter._asker, {str(limit.name): limit for limit in limits})
 
 
 @pytest.mark.parametrize("name", ["stripe", "überweisung", "half a pair \ud800", "x" * 5000, "{stripe}.daily"])
@@ -63,23 +63,23 @@ def test_algorithm_and_lease_tell_limits_apart(
 
 def test_limits_are_declared_in_one_round_trip(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
     trips: list[object] = []
-    store = limiter.asker.store
-    monkeypatch.setattr(limiter.asker, "store", lambda call, *args: trips.append(call) or store(call, *args))
+    store = limiter._asker.store
+    monkeypatch.setattr(limiter._asker, "store", lambda call, *args: trips.append(call) or store(call, *args))
     said(limiter, Limit("50/s", name="stripe"))
     assert len(trips) == 1
 
 
 def test_an_app_whose_client_has_another_encoding_keeps_no_worker_from_starting(limiter: Limiter) -> None:
     """A URL may say ``?encoding=latin-1``: the two read what the other has written."""
-    encoder = limiter.asker.client.connection_pool.connection_kwargs
+    encoder = limiter._asker.client.connection_pool.connection_kwargs
     assert said(limiter, Limit("50/s", name="überweisung")) == []
     other = Limiter.from_url("memory://")
-    other.asker.client.connection_pool.connection_kwargs = {**encoder, "encoding": "latin-1"}
+    other._asker.client.connection_pool.connection_kwargs = {**encoder, "encoding": "latin-1"}
     assert len(said(other, Limit("60/s", name="überweisung"))) == 1
     assert len(said(limiter, Limit("50/s", name="überweisung"))) == 1
 
 
 def test_what_something_else_has_written_there_keeps_no_worker_from_starting(limiter: Limiter) -> None:
-    limiter.asker.client.hset(declared_key(limiter.asker.prefix), mapping={b"\xff": b"\xfe", b"stripe": b"\xfe"})
+    limiter._asker.client.hset(declared_key(limiter._asker.prefix), mapping={b"\xff": b"\xfe", b"stripe": b"\xfe"})
     (warning,) = said(limiter, Limit("50/s", name="stripe"))
     assert "limit 'stripe' is 50/s here" in warning

@@ -86,7 +86,7 @@ class Scripted(Limiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
-        asker: Any = self.asker
+        asker: Any = self._asker
         asker.link._pool = None  # no call is prepared
         asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
 
@@ -128,7 +128,7 @@ def test_a_blocking_call_whose_slot_has_moved_too_far_gives_it_back() -> None:
 
 
 def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() -> None:
-    for refused in (answer(False, 61.0), replace(answer(False, 0.5), full=True)):
+    for refused in (answer(False, 61.0), replace(answer(False, 0.5), queue_full=True)):
         limiter = Scripted(refused)
         assert limiter.acquire("stripe", max_wait=60) == refused
         assert len(limiter.asked) == 1
@@ -142,7 +142,7 @@ def test_an_outage_while_a_slot_is_given_back_does_not_hide_the_refusal() -> Non
         yield from ()
         raise StoreUnavailable("gone")
 
-    core: Any = limiter.asker.core
+    core: Any = limiter._asker.core
     core.forget = fails
     assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
 
@@ -164,7 +164,7 @@ def test_two_blocking_calls_never_share_an_id() -> None:
 
 def test_a_quota_is_named_once_and_read_once() -> None:
     limiter = Limiter(NoStore(port=1), quotas={"api": "1000/s", "tenant": {"rate": "5/s", "key": "{tenant_id}"}})
-    reader = limiter.reader
+    reader = limiter._reader
     assert reader.quota("api") is reader.quota("api")
     for options in ({}, {"key": "7"}, {"args": {"tenant_id": 7}}):
         name = "tenant" if options else "api"

@@ -53,7 +53,7 @@ TENANT = LimitRequest(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "te
             "as its turn would be in 12.340 s, beyond max_wait=2 s",
         ),
         (
-            ThrottleReport("failed", 0.2, STRIPE, full=True),
+            ThrottleReport("failed", 0.2, STRIPE, queue_full=True),
             "throttled by limit 'stripe' (100/s): failed, as there is no room to wait, but in 0.200 s",
         ),
         (

@@ -149,7 +149,7 @@ def test_the_same_for_asyncio(url: str, kind: str) -> None:
 )
 def test_how_long_callers_wait_for_a_connection_of_a_cluster(url: str, options: Any, seconds: float) -> None:
     async def waits() -> float:
-        cluster = AsyncLimiter.from_url(url, **options).asker._cluster
+        cluster = AsyncLimiter.from_url(url, **options)._asker._cluster
         assert cluster is not None
         return cluster.timeout
 

@@ -45,7 +45,7 @@ def test_everything_passes_and_nothing_is_taken(limiter: Limiter) -> None:
         for _ in range(10):
             decision = limiter.acquire([RATE, WINDOW, PLACES], max_wait=9)
             assert decision.allowed
-            assert (decision.retry_after, decision.binding, decision.granted_at) == (0.0, None, 0)
+            assert (decision.retry_after, decision.limited_by, decision._granted_at) == (0.0, None, 0)
             assert [state.remaining for state in decision.states] == [5, 3, 1]
         assert limiter.peek(RATE).allowed
         assert limiter.reserve(RATE, id="one", horizon=0).allowed
@@ -70,9 +70,9 @@ def test_nothing_passes(limiter: Limiter) -> None:
         for call in (limiter.acquire, limiter.peek):
             refused = call([RATE, PLACES])
             assert not refused.allowed
-            assert not refused.full
+            assert not refused.queue_full
             assert (refused.remaining, refused.retry_after, refused.reset_after) == (0, 60.0, 60.0)
-            assert refused.binding == "rate"
+            assert refused.limited_by == "rate"
         assert not limiter.reserve(RATE, id="one", horizon=1e6).allowed
 
 
@@ -127,19 +127,19 @@ def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) ->
     """It asks so while no pool process is free: as the script does, the answer is that a permit is there now."""
     demands = [LimitRequest(RATE, "rate")]
     with set_testing():
-        slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
+        slot = limiter._asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 0.0)
     with throttle_all(7):
-        slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
+        slot = limiter._asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 7.0)
 
 
 def test_a_worker_keeps_no_lease_of_what_was_not_taken(limiter: Limiter) -> None:
-    leases = LeaseKeeper(limiter.asker)
+    leases = LeaseKeeper(limiter._asker)
     demand = LimitRequest(PLACES, "places")
     with set_testing():
-        decision = limiter.asker.ask([demand], id="task")
-        leases.begin("task", decision.demands, decision.granted_at)
+        decision = limiter._asker.ask([demand], id="task")
+        leases.begin("task", decision._demands, decision._granted_at)
     assert leases.here(demand) == 0
     leases.end("task")
 

@@ -295,7 +295,7 @@ def test_granted(wait: float, is_idle: bool, action: Action) -> None:
         (pending(since=NOW - 3), said(1e9), True, False, Republish(1e9, RATE)),
         (pending("wait", since=NOW - 3), said(1e9 - 0.3), True, False, Republish(1e9 - 0.3, RATE)),
         # No room to wait.
-        (pending(), said(0.5, full=True), True, False, GiveUp("fail", RATE, 0.5, full=True)),
+        (pending(), said(0.5, full=True), True, False, GiveUp("fail", RATE, 0.5, queue_full=True)),
         (pending(overflow="later", queue="later"), said(0.5, full=True), True, False, Republish(0.5, RATE)),
         (pending("drop"), said(0.5, full=True), True, False, GiveUp("drop", RATE, 0.5)),
     ],

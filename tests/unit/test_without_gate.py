@@ -115,7 +115,7 @@ def test_what_becomes_of_a_task_is_counted(
         run(task, index)
     assert limiter._counting is not None
     limiter._counting.send()
-    api, other = limiter.stats_of(["api", "other"])
+    api, other = limiter.stats(["api", "other"], force=True).values()
     assert {name: number for name, number in api.results.items() if number} == {"acquired": 1, outcome: 1}
     assert {name: number for name, number in other.results.items() if number} == {"acquired": 1}
     assert api.permits == 1

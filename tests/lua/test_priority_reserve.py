@@ -21,16 +21,16 @@ from .mixed_world import Act, MixedWorld, Play
 
 SECOND = 1_000_000
 #: A burst of ten, of which two are for priority 0 alone and three more for priority 3 and before.
-LIMIT = Limit("10/s", burst=10, name="api", reserve={0: 0.2, 3: 0.3})
+LIMIT = Limit("10/s", burst=10, name="api", priority_reserve={0: 0.2, 3: 0.3})
 #: What a call leaves: of priority 0, of 1 to 3, and of 4 to 9.
 LEAVES = {0: 0, 3: 2, 9: 5}
 
 LIMITS = [
     LIMIT,
-    Limit("3/s", burst=4, name="api", reserve={0: 0.5}),
-    Limit("100/s", burst=7, name="api", reserve={1: 0.15, 5: 0.3}),
-    Limit("1000/s", burst=50, name="api", reserve={2: 0.9}),
-    Limit("7/10s", burst=3, name="api", reserve={0: 0.34}),
+    Limit("3/s", burst=4, name="api", priority_reserve={0: 0.5}),
+    Limit("100/s", burst=7, name="api", priority_reserve={1: 0.15, 5: 0.3}),
+    Limit("1000/s", burst=50, name="api", priority_reserve={2: 0.9}),
+    Limit("7/10s", burst=3, name="api", priority_reserve={0: 0.34}),
 ]
 STORED = ["5/s", "20/s", "11/10s", "1000/s"]
 
@@ -84,14 +84,14 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
 def follow(world: MixedWorld, trace: list[Act], data: st.DataObject | None = None) -> None:
     play = Play(world)
     for number, act in enumerate(trace):
-        what = data.draw(st.sampled_from([""] * 6 + ["rate", "delete", "pause"])) if data is not None else ""
+        what = data.draw(st.sampled_from([""] * 6 + ["rate", "unset", "pause"])) if data is not None else ""
         if what == "rate":
             limit = act.demands[0].limit
             assert isinstance(limit, Limit)
             size = data.draw(st.sampled_from([limit.burst, limit.burst + 3, 60])) if data is not None else 1
             rate = data.draw(st.sampled_from(STORED)) if data is not None else ""
             world.store_limit(Limit(rate, burst=size, name="api"), "api")
-        elif what == "delete":
+        elif what == "unset":
             world.store_limit(None, "api")
         elif what == "pause" and data is not None:
             world.pause("api", data.draw(st.integers(0, SECOND)))
@@ -138,9 +138,9 @@ class Calls:
         self.granted: list[tuple[int, int]] = []
 
     def ask(self, priority: int, cost: int = 1, id: str = "", claim: float = 0.0) -> tuple[bool, int]:
-        decision = self.limiter.asker.ask(of(priority, cost, self.limit), id=id, claim=claim)
+        decision = self.limiter._asker.ask(of(priority, cost, self.limit), id=id, claim=claim)
         if decision.allowed:
-            self.granted.append((decision.granted_at, cost))
+            self.granted.append((decision._granted_at, cost))
         return decision.allowed, us(decision.retry_after)
 
     def assert_law_1(self) -> None:
@@ -272,8 +272,8 @@ def test_a_share_holds_for_a_stored_rate_as_well(calls: Calls, store: redis.Redi
 def test_another_reserve_in_the_code_forgets_nothing(calls: Calls) -> None:
     while calls.ask(0)[0]:
         pass
-    for limit in (replace(LIMIT, reserve=None), replace(LIMIT, reserve={0: 0.5})):
-        assert not calls.limiter.asker.ask(of(0, 1, limit)).allowed
+    for limit in (replace(LIMIT, priority_reserve=None), replace(LIMIT, priority_reserve={0: 0.5})):
+        assert not calls.limiter._asker.ask(of(0, 1, limit)).allowed
 
 
 def test_what_was_settled_is_there_for_the_important(calls: Calls) -> None:
@@ -290,8 +290,8 @@ def test_what_a_version_before_writes_is_read(calls: Calls, store: redis.Redis) 
         calls.ask(0, id=f"now-{i}", claim=1e6)
     state = store.get("ratelimit:v1:{api}::state")
     assert " 0=" in state
-    plain = replace(LIMIT, reserve=None)
-    assert not calls.limiter.asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
+    plain = replace(LIMIT, priority_reserve=None)
+    assert not calls.limiter._asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
     assert " 0=" not in store.get("ratelimit:v1:{api}::state")
     assert not calls.ask(0)[0]
 
@@ -304,7 +304,7 @@ def test_law_1_and_what_is_set_aside_is_there(world: MixedWorld, trace: list[Act
     assert isinstance(limit, Limit)
     plain = [act for act in trace if act.verb not in ("settle", "cancel") and act.horizon <= 0]
     follow(world, [replace(act, demands=of(9, act.demands[0].cost, limit)) for act in plain])
-    left = limit.reserve.most * limit.burst // 10**6
+    left = limit.priority_reserve.most * limit.burst // 10**6
     dear = max([act.demands[0].cost for act in trace])
     for _ in range(min(left, limit.burst - dear)):
         assert world.acquire(of(0, 1, limit))[0].allowed

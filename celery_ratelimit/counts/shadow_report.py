@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Would", "read_would"]
+__all__ = ["ShadowReport", "read_shadow_report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Would:
+class ShadowReport:
     """What a limit in shadow would have done to requests in force: a simulated queue in order of arrival.
 
     Attributes:
@@ -62,13 +62,13 @@ def _tasks(number: int) -> str:
     return f"{number:,} task{'' if number == 1 else 's'}"
 
 
-def read_would(text: Any, pending: int, us: int) -> Would:
+def read_shadow_report(text: Any, pending: int, us: int) -> ShadowReport:
     """Read the reply of ``lua/shadow.lua`` for one limit."""
     said = text.decode() if isinstance(text, bytes) else text
     number = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)}
     if not number:
-        return Would(pending=pending)
-    return Would(
+        return ShadowReport(pending=pending)
+    return ShadowReport(
         number["requests"],
         number["delayed"],
         number["refused"],

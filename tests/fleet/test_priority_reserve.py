@@ -21,7 +21,7 @@ def test_important_tasks_find_permits_while_others_wait(
     """They come by a queue of their own, and none of them is throttled. The others are sent again about once."""
     broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
     low, high = (0, 9) if broker else (9, 0)
-    limit = {"rate": "20/s", "burst": 20, "reserve": {str(high or 0): HIGH / 20}}
+    limit = {"rate": "20/s", "burst": 20, "priority_reserve": {str(high or 0): HIGH / 20}}
     with Fleet(
         server, tmp_path, broker=broker, ratelimit_url=server.url, ratelimit_tasks={"tests.apps.fleet.plain": limit}
     ) as fleet:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, shown
 
-__all__ = ["MILLION", "Reserve", "reserve_of"]
+__all__ = ["MILLION", "PriorityReserve", "priority_reserve_of"]
 
 #: Shares are computed in millionths, in Python and in Lua.
 MILLION = 1_000_000
@@ -17,8 +17,8 @@ _LAST_ON_REDIS, _MOST = 9, 255
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
-    """Millionths of a burst, each for calls of one priority and of higher ones; see :func:`reserve_of`.
+class PriorityReserve:
+    """Millionths of a burst, each for calls of one priority and of higher ones; see :func:`priority_reserve_of`.
 
     The broker's order decides which of two priorities is higher.
     """
@@ -46,16 +46,16 @@ class Reserve:
                     "0 is the highest priority and 9 the lowest" if lowest_first else "the highest number goes first"
                 )
                 raise ConfigurationError(
-                    f"{where}: reserve={self!r} of limit {name!r}: every message has priority {first} or goes before "
-                    f"it, so nothing is set aside: on this broker {order}"
+                    f"{where}: priority_reserve={self!r} of limit {name!r}: every message has priority {first} or "
+                    f"goes before it, so nothing is set aside: on this broker {order}"
                 )
 
     def __repr__(self) -> str:
         return repr({priority: share / MILLION for priority, share in self.shares})
 
 
-def reserve_of(who: str, written: Any, burst: int, dearest: int) -> Reserve:
-    """Read the option ``reserve=``: shares of the burst by priority.
+def priority_reserve_of(who: str, written: Any, burst: int, dearest: int) -> PriorityReserve:
+    """Read the option ``priority_reserve=``: shares of the burst by priority.
 
     Args:
         who: names the limit in errors.
@@ -66,12 +66,15 @@ def reserve_of(who: str, written: Any, burst: int, dearest: int) -> Reserve:
     Raises:
         ConfigurationError: no such mapping, a share below one permit, or too little left for the lowest priority.
     """
-    given = {first: share / MILLION for first, share in written.shares} if isinstance(written, Reserve) else written
+    given = (
+        {first: share / MILLION for first, share in written.shares} if isinstance(written, PriorityReserve) else written
+    )
     if not isinstance(given, Mapping) or not given:
         raise ConfigurationError(
-            f"{who}: reserve={shown(given)} must be a mapping of priorities to shares of the burst, such as {{0: 0.2}}"
+            f"{who}: priority_reserve={shown(given)} must be a mapping of priorities to shares of the burst, such as "
+            "{0: 0.2}"
         )
-    what = f"{who}: reserve={shown(dict(given))}"
+    what = f"{who}: priority_reserve={shown(dict(given))}"
     shares: dict[int, int] = {}
     for priority, share in given.items():
         number = int(priority) if isinstance(priority, str) and priority.isdecimal() else priority
@@ -89,7 +92,7 @@ def reserve_of(who: str, written: Any, burst: int, dearest: int) -> Reserve:
                 f"{what}: {shown(share)} of burst={shown(burst)} is less than one permit: give it burst= of {least},"
                 " or make the share larger"
             )
-    reserve = Reserve(tuple(sorted(shares.items())))
+    reserve = PriorityReserve(tuple(sorted(shares.items())))
     left = burst - reserve.most * burst // MILLION
     if reserve.most >= MILLION or left < dearest:
         needed = "one permit" if dearest == 1 else f"a call that costs {dearest}"

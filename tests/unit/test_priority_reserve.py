@@ -1,4 +1,4 @@
-"""What `reserve=` may say, and whose priorities it means."""
+"""What `priority_reserve=` may say, and whose priorities it means."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ REDIS, RABBITMQ = "redis://localhost:1/0", "amqp://localhost:1//"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reserve": {}}, "must be a mapping of priorities to shares"),
-        ({"reserve": 0.2}, "must be a mapping of priorities to shares"),
-        ({"reserve": {"high": 0.2}}, "'high' is no priority"),
-        ({"reserve": {-1: 0.2}}, "-1 is no priority"),
-        ({"reserve": {256: 0.2}}, "256 is no priority"),
-        ({"reserve": {True: 0.2}}, "True is no priority"),
-        ({"reserve": {0: 0.2, "0": 0.1}}, "'0' is no priority: take each number that messages are sent with once"),
-        ({"reserve": {0: 0}}, "0 must be a share of the burst between 0 and 1"),
-        ({"reserve": {0: 1}}, "1 must be a share of the burst between 0 and 1"),
-        ({"reserve": {0: float("nan")}}, "must be a share of the burst"),
-        ({"reserve": {0: "0.2"}}, "must be a share of the burst"),
-        ({"reserve": {0: 1e-9}}, "is less than one permit"),
-        ({"reserve": {0: 0.09}}, "is less than one permit: give it burst= of 12 or more"),
-        ({"reserve": {0: 0.5, 3: 0.5}}, "leaves 0 of burst=10 .* too little for one permit"),
-        ({"reserve": {0: 0.5}, "cost": 6}, "leaves 5 of burst=10 .* too little for a call that costs 6"),
-        ({"reserve": {0: 0.5}, "debt": 1}, "exclude one another"),
-        ({"reserve": {0: 0.5}, "warmup": 1}, "exclude one another"),
-        ({"reserve": {0: 0.5}, "refill": "interval"}, "exclude one another"),
-        ({"reserve": {0: 0.5}, "burst": 1, "algorithm": "sliding_log"}, "is for algorithm='token_bucket'"),
-        ({"reserve": {0: 0.5}, "burst": 1}, "is less than one permit: give it burst= of 2 or more"),
+        ({"priority_reserve": {}}, "must be a mapping of priorities to shares"),
+        ({"priority_reserve": 0.2}, "must be a mapping of priorities to shares"),
+        ({"priority_reserve": {"high": 0.2}}, "'high' is no priority"),
+        ({"priority_reserve": {-1: 0.2}}, "-1 is no priority"),
+        ({"priority_reserve": {256: 0.2}}, "256 is no priority"),
+        ({"priority_reserve": {True: 0.2}}, "True is no priority"),
+        (
+            {"priority_reserve": {0: 0.2, "0": 0.1}},
+            "'0' is no priority: take each number that messages are sent with once",
+        ),
+        ({"priority_reserve": {0: 0}}, "0 must be a share of the burst between 0 and 1"),
+        ({"priority_reserve": {0: 1}}, "1 must be a share of the burst between 0 and 1"),
+        ({"priority_reserve": {0: float("nan")}}, "must be a share of the burst"),
+        ({"priority_reserve": {0: "0.2"}}, "must be a share of the burst"),
+        ({"priority_reserve": {0: 1e-9}}, "is less than one permit"),
+        ({"priority_reserve": {0: 0.09}}, "is less than one permit: give it burst= of 12 or more"),
+        ({"priority_reserve": {0: 0.5, 3: 0.5}}, "leaves 0 of burst=10 .* too little for one permit"),
+        ({"priority_reserve": {0: 0.5}, "cost": 6}, "leaves 5 of burst=10 .* too little for a call that costs 6"),
+        ({"priority_reserve": {0: 0.5}, "debt": 1}, "exclude one another"),
+        ({"priority_reserve": {0: 0.5}, "warmup": 1}, "exclude one another"),
+        ({"priority_reserve": {0: 0.5}, "refill": "interval"}, "exclude one another"),
+        ({"priority_reserve": {0: 0.5}, "burst": 1, "algorithm": "sliding_log"}, "is for algorithm='token_bucket'"),
+        ({"priority_reserve": {0: 0.5}, "burst": 1}, "is less than one permit: give it burst= of 2 or more"),
     ],
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
@@ -47,10 +50,10 @@ def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
 
 
 def test_it_is_data() -> None:
-    limit = Limit("10/s", burst=10, reserve={3: 0.2, "0": 0.1})
+    limit = Limit("10/s", burst=10, priority_reserve={3: 0.2, "0": 0.1})
     assert eval(repr(limit)) == limit == replace(limit, name=None) == pickle.loads(pickle.dumps(limit))
     assert hash(limit) == hash(eval(repr(limit)))
-    assert limit != replace(limit, reserve={0: 0.2}) != replace(limit, reserve=None)
+    assert limit != replace(limit, priority_reserve={0: 0.2}) != replace(limit, priority_reserve=None)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +61,17 @@ def test_it_is_data() -> None:
 )
 def test_what_a_call_leaves(priority: int, on_redis: int, on_rabbitmq: int) -> None:
     redis, rabbitmq = (
-        Limit("10/s", burst=10, reserve={0: 0.2, 3: 0.3}),
-        Limit("10/s", burst=10, reserve={7: 0.3, 4: 0.2}),
+        Limit("10/s", burst=10, priority_reserve={0: 0.2, 3: 0.3}),
+        Limit("10/s", burst=10, priority_reserve={7: 0.3, 4: 0.2}),
     )
-    assert redis.reserve.left_by(priority, lowest_first=True) == on_redis * 100_000
-    assert rabbitmq.reserve.left_by(priority, lowest_first=False) == on_rabbitmq * 100_000
+    assert redis.priority_reserve.left_by(priority, lowest_first=True) == on_redis * 100_000
+    assert rabbitmq.priority_reserve.left_by(priority, lowest_first=False) == on_rabbitmq * 100_000
 
 
-def app_with(broker: str, **reserve: Any) -> Any:
+def app_with(broker: str, **options: Any) -> Any:
     app = Celery("reserving", broker=broker, set_as_current=False)
     app.conf.ratelimit_url = REDIS
-    app.conf.ratelimit_quotas = {"api": {"rate": "10/s", "burst": 10, **reserve}}
+    app.conf.ratelimit_quotas = {"api": {"rate": "10/s", "burst": 10, **options}}
 
     @app.task(base=RateLimitedTask, limits="api", name="task", shared=False)
     def task() -> None: ...
@@ -80,9 +83,9 @@ def app_with(broker: str, **reserve: Any) -> Any:
     ("broker", "priority", "message"), [(REDIS, 9, "0 is the highest priority"), (RABBITMQ, 0, "the highest number")]
 )
 def test_a_share_that_everybody_may_use_is_said(broker: str, priority: int, message: str) -> None:
-    app = app_with(broker, reserve={priority: 0.2})
+    app = app_with(broker, priority_reserve={priority: 0.2})
     with pytest.raises(
-        ConfigurationError, match=f"task 'task': reserve=.*every message has priority {priority}.*{message}"
+        ConfigurationError, match=f"task 'task': priority_reserve=.*every message has priority {priority}.*{message}"
     ):
         limits_of_app(app)
 
@@ -91,41 +94,41 @@ def test_a_share_that_everybody_may_use_is_said(broker: str, priority: int, mess
     ("broker", "leaves"), [(REDIS, {0: 0, 3: 0, 5: 200_000}), (RABBITMQ, {0: 200_000, 3: 0, 5: 0})]
 )
 def test_the_direction_is_the_brokers(broker: str, leaves: dict[int, int]) -> None:
-    app = app_with(broker, reserve={3: 0.2})
+    app = app_with(broker, priority_reserve={3: 0.2})
     plan = plan_of(app.tasks["task"], "celery")
     assert plan is not None
     limiter = limiter_of(app)
     for priority, share in leaves.items():
         (demand,) = plan.demands((), {}, priority)
         assert demand.leaves == share
-        assert limiter.reader.demands("api", None, None, None, priority) == (demand,)
+        assert limiter._reader.demands("api", None, None, None, priority) == (demand,)
         assert demand.passes == (share == 0)
     buckets = {plan.buckets(plan.demands((), {}, priority)) for priority in leaves}
     assert len(buckets) == 2, "a line for each kind"
 
 
 def test_a_limiter_that_does_not_know_the_broker_asks() -> None:
-    limit = Limit("10/s", burst=10, name="api", reserve={3: 0.2})
+    limit = Limit("10/s", burst=10, name="api", priority_reserve={3: 0.2})
     with pytest.raises(ConfigurationError, match=r"Limiter.from_app\(app\), or say it: lowest_first=True"):
         Limiter.from_url(REDIS).acquire(limit, priority=3)
     limiter = Limiter.from_url(REDIS, lowest_first=False, quotas={"api": limit, "plain": "10/s"})
     for priority in (-1, 256, True, "3", 1.0):
         with pytest.raises(ConfigurationError, match="must be a number from 0 to 255"):
             limiter.acquire(["plain", "api"], priority=priority)  # type: ignore[arg-type]
-    assert [each.leaves for each in limiter.reader.demands(["plain", "api"], None, None, None, 1)] == [None, 200_000]
+    assert [each.leaves for each in limiter._reader.demands(["plain", "api"], None, None, None, 1)] == [None, 200_000]
 
 
 def test_a_stored_rate_says_nothing_of_it() -> None:
     """Older workers read it."""
-    code = Limit("10/s", burst=10, name="api", reserve={3: 0.2})
+    code = Limit("10/s", burst=10, name="api", priority_reserve={3: 0.2})
     limiter = Limiter.from_url(REDIS)
-    ((_, call),) = next(limiter.asker.core.settings.set_rate("api", code, "20/s", key=None))  # type: ignore[misc]
+    ((_, call),) = next(limiter._asker.core.settings.set_rate("api", code, "20/s", key=None))  # type: ignore[misc]
     assert b"\r\n$2\r\n10\r\n$1\r\n0\r\n" in b"".join(call[-1]), "its size, and no debt"
     assert b"reserve" not in b"".join(call[-1])
 
 
 def test_two_limits_of_a_name_have_one_reserve() -> None:
-    app = app_with(REDIS, reserve={3: 0.2})
+    app = app_with(REDIS, priority_reserve={3: 0.2})
 
     @app.task(base=RateLimitedTask, limits=Limit("10/s", burst=10, name="api"), name="other", shared=False)
     def other() -> None: ...
@@ -135,4 +138,4 @@ def test_two_limits_of_a_name_have_one_reserve() -> None:
 
 
 def test_places_have_none() -> None:
-    assert Concurrency(3).reserve is None
+    assert Concurrency(3).priority_reserve is None
