@@ -68,7 +68,7 @@ class RateLimitedMixin:
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
-    def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:
+    def settle(self, actual_cost: int | Mapping[str, int], *, limit: str | None = None) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
 
         As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Returns False if nothing was charged: in a direct
@@ -272,7 +272,7 @@ def _permit(request: Any) -> Mapping[str, Any] | None:
     return permit if ours else None
 
 
-def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
+def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) -> bool:
     request = task.request
     permit = _permit(request)
     plan = plan_of(task, permit["queue"]) if permit is not None else None

@@ -16,6 +16,7 @@ from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
+from .cost_methods import CostMethods
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
@@ -34,7 +35,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(PermitMethods, AdminMethods):
+class AsyncLimiter(PermitMethods, CostMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -200,13 +200,23 @@ def check_settled(decision: Decision) -> None:
         raise ConfigurationError("a call that was refused was charged nothing: there is nothing to settle")
 
 
-def actual_costs(demands: Sequence[LimitRequest], actual_cost: int, name: str | None) -> list[int]:
-    """The final cost of each limit request: ``actual_cost`` for the settled limits, the old cost for the others."""
+def actual_costs(
+    demands: Sequence[LimitRequest], actual_cost: int | Mapping[str, int], name: str | None
+) -> list[int]:
+    """The final cost of each limit request: the actual cost of the settled limits, the old cost of the others."""
+    if isinstance(actual_cost, Mapping):
+        if name is not None:
+            raise ConfigurationError(
+                f"limit={shown(name)}: the actual costs {shown(dict(actual_cost))} name their limits: leave limit= out"
+            )
+        if not actual_cost:
+            raise ConfigurationError(f"the actual costs name no limit (limits: {_names(demands)})")
+        for each in actual_cost:
+            _check_in_decision(demands, each)
+        return [actual_cost.get(demand.name, demand.cost) for demand in demands]
     if name is not None:
+        _check_in_decision(demands, name)
         chosen = [demand.name == name for demand in demands]
-        if not any(chosen):
-            known = ", ".join(demand.name for demand in demands)
-            raise ConfigurationError(f"there is no limit {name!r} in this decision (limits: {known})")
     else:
         chosen = [not isinstance(demand.limit.cost, int) for demand in demands]
         if not any(chosen):
@@ -214,6 +224,15 @@ def actual_costs(demands: Sequence[LimitRequest], actual_cost: int, name: str | 
         if not any(chosen):
             chosen = [True] * len(chosen)
     return [actual_cost if is_meant else demand.cost for demand, is_meant in zip(demands, chosen, strict=True)]
+
+
+def _check_in_decision(demands: Sequence[LimitRequest], name: Any) -> None:
+    if all(demand.name != name for demand in demands):
+        raise ConfigurationError(f"there is no limit {shown(name)} in this decision (limits: {_names(demands)})")
+
+
+def _names(demands: Sequence[LimitRequest]) -> str:
+    return ", ".join(dict.fromkeys(demand.name for demand in demands))
 
 
 def microseconds(seconds: float) -> int:

@@ -17,6 +17,7 @@ from ..store.url_text import without_password
 from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of, runs_later
 from .blocking_acquire import TAKE_AHEAD, throttled
+from .cost_methods import CostMethods
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, actual_costs, each_bucket_once, leased
 from .sync_acquire import SyncAcquire
@@ -43,7 +44,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(SyncAcquire, AdminMethods):
+class Limiter(SyncAcquire, CostMethods, AdminMethods):
     """Acquires permits from the store. Works in any process that can reach the store.
 
     A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:

@@ -14,10 +14,7 @@ from .blocking_acquire import acquire
 from .limit_request import (
     LimitRequest,
     Limits,
-    actual_costs,
-    check_actual,
     check_reservable,
-    check_settled,
     leased,
     longest_wait,
     seconds_of,
@@ -242,38 +239,6 @@ class PermitMethods(LimiterBase):
         if was_there:
             self._correct(shadow, [0] * len(shadow))
         return (yield from self._core.cancel(asked, id=id)) if asked else was_there
-
-    @limiter_method
-    def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Operation[bool]:
-        """Correct a granted call's cost once it is known: charge the difference, or return it.
-
-        For costs that are known only afterwards, such as a language model's tokens: acquire with an estimate, settle
-        with the actual cost. A decision is settled once. Permits come back as far as no limit can be exceeded: all of
-        them to windows; to a token bucket what it would still hold without this charge, less what has refilled since;
-        none under warm-up.
-
-        Args:
-            decision: the decision that allowed the call.
-            actual_cost: permits, 0 or more. It may be above the limit's burst: later calls then wait.
-            limit: the limit to settle. Default: each whose cost is not a fixed number; if there is none, each that
-                takes more than one permit; else all.
-
-        Returns:
-            Whether this call settled it; False if an earlier call had.
-        """
-        check_settled(decision)
-        demands, shadow = decision._demands, decision._shadow
-        if not demands and not shadow:
-            return False
-        actual = actual_costs((*demands, *shadow), actual_cost, limit)
-        check_actual((*demands, *shadow), actual)
-        is_first = bool(shadow) and self._core.shadows.is_first(("settled", decision.id))
-        if is_first:
-            self._correct(shadow, actual[len(demands) :])
-        if not demands:
-            return is_first
-        actual = actual[: len(demands)]
-        return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision._granted_at))
 
     @limiter_method
     def release(self, decision: Decision) -> Operation[bool]:

@@ -208,6 +208,17 @@ def test_an_actual_cost_for_a_limit_that_is_not_there() -> None:
         actual_costs([demand("calls")], 7, "other")
 
 
+def test_actual_costs_by_the_names_of_their_limits() -> None:
+    asked = [demand("calls"), demand("tokens", 40), demand("bytes", 9)]
+    assert actual_costs(asked, {"tokens": 7, "calls": 0}, None) == [0, 7, 9]
+    with pytest.raises(ConfigurationError, match=r"no limit 'tokes' in this decision \(limits: calls, tokens, bytes\)"):
+        actual_costs(asked, {"tokens": 7, "tokes": 1}, None)
+    with pytest.raises(ConfigurationError, match=r"name no limit \(limits: calls, tokens, bytes\)"):
+        actual_costs(asked, {}, None)
+    with pytest.raises(ConfigurationError, match="name their limits: leave limit= out"):
+        actual_costs(asked, {"tokens": 7}, "tokens")
+
+
 def test_what_they_are_called() -> None:
     assert repr(Limit("10/s", algorithm="sliding_log", name="a")) == "Limit('10/s', algorithm='sliding_log', name='a')"
     assert str(Concurrency(5, name="gpu")) == "gpu: 5 at once"
