@@ -43,7 +43,7 @@ def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Co
     Args:
         function: its arguments are read.
         limits: its limits; each has a name.
-        cost: replaces the limits' own costs, except for :class:`Concurrency`, where a call takes one lease.
+        cost: replaces the limits' own costs; of a :class:`Concurrency` only where no limit is a rate.
 
     Raises:
         ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
@@ -52,13 +52,13 @@ def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Co
     if not limits:
         raise ConfigurationError(f"{where}: no limit was named: pass a quota's name, a Limit, or several of them")
     signature = signature_of(function)
-    own = []
+    own, of_rates = [], any(not isinstance(limit, Concurrency) for limit in limits)
     for limit in limits:
         if limit.name is None:
             raise ConfigurationError(
                 f"{where}: {limit!r} has no name, so it has no bucket in the store: give it name=…"
             )
-        if cost is not None and not isinstance(limit, Concurrency):
+        if cost is not None and not (of_rates and isinstance(limit, Concurrency)):
             limit = replace(limit, cost=cost)
         check_arguments(limit, signature, where)
         own.append(limit)

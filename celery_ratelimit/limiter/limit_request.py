@@ -111,6 +111,10 @@ class LimitRequest:
             return None
         return -int(self.limit.wire(self.cost, self.leaves)[5])
 
+    def lease_of(self, id: str) -> str:
+        """The lease of ``id`` as the store keeps it, see ``lua/include/places.lua``."""
+        return f"{id}\0{self.cost}" if self.cost > 1 else id
+
     def left(self, size: int) -> int:
         """Permits that the call leaves of a burst of ``size``, as ``lua/algorithms/token_bucket.lua`` computes them."""
         return max(0, min(self._leaves * size // MILLION, size - self.cost))
@@ -162,7 +166,7 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
     if isinstance(limit, Concurrency):
-        return replace(limit, name=None, key=None, fair=None, weights={})
+        return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
     return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
 
 

@@ -97,7 +97,8 @@ class PermitMethods(LimiterBase):
             limits: a quota's name, a :class:`Limit` that has a name, or a list of these.
             args: the call's arguments by name: each limit takes its key and cost from them, as from a task's arguments.
             key: the bucket's key, as shown everywhere, for limits with keys. Other limits have a single bucket.
-            cost: permits to take from each limit. Default: each limit's own cost.
+            cost: permits to take from each limit, but of a :class:`Concurrency` only if no limit of the call is a rate.
+                Default: each limit's own cost.
             priority: the call's priority in the broker's numbers, for limits with a ``priority_reserve``. Default: the
                 priority of a message that is sent without one.
             max_wait: seconds that the call may sleep until its slot; ``None``: for ever. Default: not at all.
@@ -260,5 +261,5 @@ class PermitMethods(LimiterBase):
         priority: int | None = None,
     ) -> Operation[int]:
         """The permits that could be taken now: the smallest number over the limits."""
-        decision = yield from self._peek(self._reader.demands(limits, key, 1, args, priority))
+        decision = yield from self._peek(self._reader.demands(limits, key, 1, args, priority, of_each=True))
         return min(state.remaining for state in decision.states) if decision.allowed else 0

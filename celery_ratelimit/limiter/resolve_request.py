@@ -49,8 +49,10 @@ class RequestResolver:
         cost: int | None,
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        *,
+        of_each: bool = False,
     ) -> tuple[LimitRequest, ...]:
-        demands = self.plain(limits, key, cost, args)
+        demands = self.plain(limits, key, cost, args, of_each=of_each)
         if priority is None and all(demand.limit.priority_reserve is None for demand in demands):
             return demands
         return self.of_priority(demands, priority)
@@ -81,11 +83,20 @@ class RequestResolver:
         return with_priority(demands, priority or 0, lowest_first=lowest)
 
     def plain(
-        self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
+        self,
+        limits: Limits,
+        key: str | None,
+        cost: int | None,
+        args: Mapping[str, Any] | None,
+        *,
+        of_each: bool = False,
     ) -> tuple[LimitRequest, ...]:
-        """The limit requests of a call, where its priority does not matter."""
+        """The limit requests of a call, where its priority does not matter.
+
+        ``cost`` is of every limit if ``of_each``; else a :class:`Concurrency` beside rates keeps its own.
+        """
         if args is not None:
-            return self._read_arguments(self.resolved(limits), key, cost, args)
+            return self._read_arguments(self.resolved(limits), key, cost, args, of_each)
         if isinstance(key, str):
             key = short(key)
         if isinstance(limits, str):
@@ -93,9 +104,9 @@ class RequestResolver:
         else:
             read = limits if isinstance(limits, AnyLimit) else self.resolved(limits)
         try:
-            return self._known(read, key, cost)
+            return self._known(read, key, cost, of_each)
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
-            return self._read_limits(read, key, cost)
+            return self._read_limits(read, key, cost, of_each)
 
     def resolved(self, limits: Limits) -> tuple[AnyLimit, ...]:
         """The limits as a tuple, with names resolved."""
@@ -119,13 +130,14 @@ class RequestResolver:
 
     @staticmethod
     def _read_limits(
-        limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None
+        limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None, of_each: bool
     ) -> tuple[LimitRequest, ...]:
         chosen = _some(limits if isinstance(limits, tuple) else (limits,), key)
-        return each_bucket_once([_demand(limit, key, cost) for limit in chosen])
+        costs = _costs(chosen, cost, of_each)
+        return each_bucket_once([_demand(limit, key, own) for limit, own in zip(chosen, costs, strict=True)])
 
     def _read_arguments(
-        self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
+        self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any], of_each: bool
     ) -> tuple[LimitRequest, ...]:
         """Resolve as for a task: each limit takes its key and cost from the arguments, unless they are given."""
         if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
@@ -134,13 +146,14 @@ class RequestResolver:
             )
         if isinstance(key, str):
             key = short(key)
+        limits = _some(limits, key)
         asked = [
             (
                 limit,
                 short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
-                cost_of(limit, args, (), args) if cost is None else cost,
+                cost_of(limit, args, (), args) if own is None else own,
             )
-            for limit in _some(limits, key)
+            for limit, own in zip(limits, _costs(limits, cost, of_each), strict=True)
         ]
         try:
             return each_bucket_once([self._demand(*each) for each in asked])
@@ -209,7 +222,7 @@ class RequestResolver:
     ) -> tuple[LimitRequest, ...]:
         """The limit requests to reset. With ``force``, an unknown name stands for any limit with such a bucket."""
         if not force:
-            return self.plain(limits, key, 1, args)
+            return self.plain(limits, key, 1, args, of_each=True)
         known: list[AnyLimit] = []
         unknown: list[LimitRequest] = []
         for each in several(limits):
@@ -218,7 +231,7 @@ class RequestResolver:
                 unknown += [LimitRequest(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
-        return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
+        return (*(self.plain(known, key, 1, args, of_each=True) if known else ()), *unknown)
 
 
 def several(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[str | AnyLimit, ...]:
@@ -246,6 +259,13 @@ def _some(limits: tuple[AnyLimit, ...], key: str | None) -> tuple[AnyLimit, ...]
     return limits
 
 
+def _costs(limits: Sequence[AnyLimit], cost: int | None, of_each: bool) -> list[int | None]:
+    """The cost that a call names for each limit; ``None``: the limit's own. Beside rates, a cost is not of places."""
+    if cost is None or of_each or all(isinstance(limit, Concurrency) for limit in limits):
+        return [cost] * len(limits)
+    return [None if isinstance(limit, Concurrency) else cost for limit in limits]
+
+
 def _not_kept_by_key(limits: Sequence[AnyLimit], key: Any) -> ConfigurationError:
     names = ", ".join(repr(limit.name) for limit in limits)
     return ConfigurationError(
@@ -267,8 +287,6 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> LimitRequest:
         )
     elif not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
-    if isinstance(limit, Concurrency):
-        return LimitRequest(limit, name, own_key(limit, key or ""), 1)
     if cost is None:
         if not isinstance(limit.cost, int):
             raise ConfigurationError(

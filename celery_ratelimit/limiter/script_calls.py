@@ -209,7 +209,7 @@ class Calls:
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
         arguments = []
         for demand, ended in leases:
-            arguments += [ended.id, str(int(ended.granted_at)), demand.key]
+            arguments += [demand.lease_of(ended.id), str(int(ended.granted_at)), demand.key]
         return keys, arguments
 
     def of_release_and_acquire(
@@ -227,7 +227,7 @@ class Calls:
 
     def of_renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Call:
         keys = [self._leases(demand) for demand, _ in leases]
-        holders = [holder for _, holder in leases]
+        holders = [demand.lease_of(holder) for demand, holder in leases]
         times = [demand.limit.wire(1)[2] for demand, _ in leases]
         return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
 

@@ -45,8 +45,10 @@ class PerRequest:
         self._limits = limiter._reader.kept_by(limits, key)
         self._asks_request = key if callable(key) else None
         self._cost = cost
+        of_rates = any(not isinstance(limit, Concurrency) for limit in self._limits)
         for limit in self._limits:
-            if cost is None and not isinstance(limit, Concurrency) and not isinstance(limit.cost, int):
+            is_named = cost is not None and not (of_rates and isinstance(limit, Concurrency))
+            if not is_named and not isinstance(limit.cost, int):
                 raise ConfigurationError(
                     f"limit {limit.name!r} takes its cost from a task's arguments, which a request has none of: "
                     "pass cost=…"

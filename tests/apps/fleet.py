@@ -171,6 +171,19 @@ def pair(index: int, seconds: float) -> int:
         time.sleep(0.02)
 
 
+GPUS = Concurrency(4, name="gpus", lease=3.0, cost="gpus")
+
+
+@app.task(base=RateLimitedTask, limits=GPUS)
+def train(index: int, seconds: float, gpus: int) -> int:
+    return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=GPUS, throttle="wait")
+def patient_train(index: int, seconds: float, gpus: int) -> int:
+    return occupy(index, seconds)
+
+
 @app.task(base=RateLimitedTask, limits=PLACES)
 def broken_place(index: int) -> None:
     note(index)
