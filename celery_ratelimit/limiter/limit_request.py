@@ -18,6 +18,7 @@ from ..store.keys import short
 from ..store.resp import bulk
 
 __all__ = [
+    "MOST_SETTLED",
     "LimitRequest",
     "Limits",
     "actual_costs",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 #: Permits; above the burst of any limit.
-_MOST_SETTLED = 10**9
+MOST_SETTLED = 10**9
 #: Seconds; thirty years.
 _FOREVER = 1e9
 
@@ -193,7 +194,7 @@ def check_reservable(demands: Sequence[LimitRequest], id: str) -> None:
 
 def check_actual(demands: Sequence[LimitRequest], actual: Sequence[int]) -> None:
     for demand, cost in zip(demands, actual, strict=True):
-        if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < _MOST_SETTLED:
+        if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < MOST_SETTLED:
             raise ConfigurationError(
                 f"limit {demand.name!r}: an actual cost of {shown(cost)} is not a whole number, 0 or more"
             )
@@ -216,23 +217,27 @@ def actual_costs(
         if not actual_cost:
             raise ConfigurationError(f"the actual costs name no limit (limits: {_names(demands)})")
         for each in actual_cost:
-            _check_in_decision(demands, each)
+            _check_settles(demands, each)
         return [actual_cost.get(demand.name, demand.cost) for demand in demands]
     if name is not None:
-        _check_in_decision(demands, name)
+        _check_settles(demands, name)
         chosen = [demand.name == name for demand in demands]
     else:
-        chosen = [not isinstance(demand.limit.cost, int) for demand in demands]
+        spent = [not isinstance(demand.limit, Concurrency) for demand in demands]
+        chosen = [each and not isinstance(demand.limit.cost, int) for each, demand in zip(spent, demands, strict=True)]
         if not any(chosen):
-            chosen = [demand.cost > 1 for demand in demands]
+            chosen = [each and demand.cost > 1 for each, demand in zip(spent, demands, strict=True)]
         if not any(chosen):
             chosen = [True] * len(chosen)
     return [actual_cost if is_meant else demand.cost for demand, is_meant in zip(demands, chosen, strict=True)]
 
 
-def _check_in_decision(demands: Sequence[LimitRequest], name: Any) -> None:
-    if all(demand.name != name for demand in demands):
+def _check_settles(demands: Sequence[LimitRequest], name: Any) -> None:
+    found = [demand for demand in demands if demand.name == name]
+    if not found:
         raise ConfigurationError(f"there is no limit {shown(name)} in this decision (limits: {_names(demands)})")
+    if leased(found):
+        raise ConfigurationError(f"limit {name!r}: permits of a Concurrency are held, not spent: nothing is settled")
 
 
 def _names(demands: Sequence[LimitRequest]) -> str:

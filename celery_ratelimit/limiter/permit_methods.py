@@ -133,8 +133,13 @@ class PermitMethods(LimiterBase):
         return self._let_through(decision, shadow) if shadow and decision.allowed else decision
 
     def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
+        operation = acquire(self._core, demands, longest_wait(max_wait), self._clock.monotonic)
+        return (yield from self._counted(operation, demands, waits=max_wait != 0))
+
+    def _counted(
+        self, operation: Operation[Decision], demands: tuple[LimitRequest, ...], *, waits: bool
+    ) -> Operation[Decision]:
         now, counting = self._clock.monotonic, self._counting
-        operation = acquire(self._core, demands, longest_wait(max_wait), now)
         if counting is None or self._core.pretended_wait is not None:
             return (yield from operation)
         began = now()
@@ -143,7 +148,7 @@ class PermitMethods(LimiterBase):
         except STORE_TROUBLES:
             note_lost(counting.counter, demands)
             raise
-        note(counting.counter, demands, decision, now() - began if max_wait != 0 else 0.0)
+        note(counting.counter, decision._demands or demands, decision, now() - began if waits else 0.0)
         self._core.shadows.hear(decision)
         return decision
 

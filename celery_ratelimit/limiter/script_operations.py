@@ -46,6 +46,7 @@ class Scripts:
         self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
         self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
         self.settle, self.forget = script("settle"), script("forget")
+        self.acquire_up_to = script("acquire_up_to")
         self.release, self.renew = script("release"), script("renew")
         self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
@@ -246,6 +247,9 @@ class Operations:
         return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
     def _pretended(self, script: Script, demands: Sequence[LimitRequest], first: Sequence[str | int]) -> list[int]:
+        if script is self.scripts.acquire_up_to:
+            most = 0 if self.pretended_wait else int(first[1])
+            return [*_pretended(demands, self.pretended_wait or 0, slot_only=False), most]
         if script not in (self.scripts.acquire, self.scripts.peek, self.scripts.reserve):
             return [0]  # nothing was taken, so nothing comes back
         slot_only = script is self.scripts.acquire and int(first[1]) < 0
