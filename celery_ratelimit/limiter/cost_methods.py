@@ -1,4 +1,5 @@
-"""The limiters' methods about numbers of permits: as many as there are, what a call really cost. Each is an operation.
+"""The limiters' methods about numbers of permits: as many as there are, what an upstream has reported, what a call
+really cost. Each is an operation.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from .limit_request import (
     check_settled,
     leased,
 )
-from .operation import Operation, limiter_method
+from .operation import Operation, RunScript, limiter_method, run_all
 from .parts import parts_of
 from .permit_methods import LimiterBase
 from .script_calls import decision_of
-from .shadow import passed
+from .shadow import asked_of, passed
 
 __all__ = ["CostMethods"]
 
 
 class CostMethods(LimiterBase):
-    """Take as many permits as there are, correct what calls took."""
+    """Take as many permits as there are, charge what was used elsewhere, correct what calls took."""
 
     @limiter_method
     def acquire_up_to(
@@ -80,6 +81,51 @@ class CostMethods(LimiterBase):
         *reply, taken = yield from core.decide(core.scripts.acquire_up_to, demands, id, permits)
         asked = _of_cost(demands, max(1, taken))
         return replace(decision_of(asked, reply, id or core.new_id()), permits=taken)
+
+    @limiter_method
+    def charge(
+        self,
+        limits: Limits,
+        permits: int,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> Operation[None]:
+        """Take permits that were used already, whether they are there or not: what an upstream has reported.
+
+        A limit that has fewer is in debt, and refuses calls until the debt is paid: a bucket until it has refilled, a
+        window until the permits have passed out of it. :meth:`peek` says when. An upstream that reports how much of a
+        quota is left, used by other clients, too, is followed so.
+
+        Args:
+            limits: as in :meth:`acquire`, without :class:`Concurrency`. So many permits are taken of each.
+            permits: 1 or more; they may be more than a limit can hold.
+            key, args: as in :meth:`acquire`.
+
+        Raises:
+            ConfigurationError: as in :meth:`acquire`; or a :class:`Concurrency`, whose permits are held.
+
+        *Warning*: a charge is not idempotent: one whose reply was lost may have been taken. Under
+        :class:`StoreUnavailable` it is not known.
+        """
+        _check_permits(permits)
+        demands = self._reader.plain(limits, key, 1, args, of_each=True)
+        for demand in leased(demands):
+            raise ConfigurationError(
+                f"limit {demand.name!r}: permits of a Concurrency are held, not spent: acquire them, and release them"
+            )
+        asked, shadow = self._core.shadows.split(_of_cost(demands, permits))
+        core = self._core
+        if core.pretended_wait is None:
+            parts = [part.demands for part in parts_of(asked)] if core.is_cluster else []
+            charge = core.scripts.charge
+            calls = [core.calls.of_script(charge, part, (), None, ()) for part in parts or [asked] if part]
+            yield from run_all([RunScript(charge, call) for call in calls])
+            if self._counting is not None:
+                for each in asked_of(asked):
+                    self._counting.counter.at_once(each)
+        if shadow:
+            self._pass_by(shadow)
 
     @limiter_method
     def settle(

@@ -46,7 +46,7 @@ class Scripts:
         self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
         self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
         self.settle, self.forget = script("settle"), script("forget")
-        self.acquire_up_to = script("acquire_up_to")
+        self.acquire_up_to, self.charge = script("acquire_up_to"), script("charge")
         self.release, self.renew = script("release"), script("renew")
         self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
