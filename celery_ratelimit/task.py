@@ -279,6 +279,11 @@ def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) 
     if permit is None or plan is None or not (permit["granted_at"] or permit.get("shadow")):
         return False
     limiter, every = limiter_of(task.app), plan.demands(request.args, request.kwargs)
+    exempt = {each.name for each in plan.limits} - {each.name for each in every}  # of this call: nothing to correct
+    if limit in exempt or (isinstance(actual_cost, Mapping) and exempt and exempt.issuperset(actual_cost)):
+        return False
+    if isinstance(actual_cost, Mapping):
+        actual_cost = {name: cost for name, cost in actual_cost.items() if name not in exempt}
     actual = dict(zip(every, actual_costs(every, actual_cost, limit), strict=True))
     check_actual(every, list(actual.values()))
     beside = permit.get("shadow", ())

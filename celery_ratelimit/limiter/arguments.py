@@ -37,13 +37,16 @@ Cost = int | str | Callable[..., int]
 Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]
 
 
-def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None) -> Demands:
+def reader_of(
+    function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None, missing_key: str = "error"
+) -> Demands:
     """A function that makes limit requests from the calls of ``function``.
 
     Args:
         function: its arguments are read.
         limits: its limits; each has a name.
         cost: replaces the limits' own costs; of a :class:`Concurrency` only where no limit is a rate.
+        missing_key: see :func:`~celery_ratelimit.limits.templates.key_of`.
 
     Raises:
         ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
@@ -60,9 +63,9 @@ def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Co
             )
         if cost is not None and not (of_rates and isinstance(limit, Concurrency)):
             limit = replace(limit, cost=cost)
-        check_arguments(limit, signature, where)
+        check_arguments(limit, signature, where, missing_key)
         own.append(limit)
-    return lambda args, kwargs: demands_of(own, signature, args, kwargs)
+    return lambda args, kwargs: demands_of(own, signature, args, kwargs, missing_key=missing_key)
 
 
 def demands_of(
@@ -71,8 +74,12 @@ def demands_of(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     node: str | None = None,
+    *,
+    missing_key: str = "error",
 ) -> tuple[LimitRequest, ...]:
-    """The limit requests of a call with these arguments. Exceptions of a user's callable are raised.
+    """The limit requests of a call with these arguments, without limits that do not apply to it.
+
+    Exceptions of a user's callable are raised.
 
     Args:
         limits: the limits of the task or function.
@@ -80,18 +87,21 @@ def demands_of(
         args: of the call.
         kwargs: of the call.
         node: has its own bucket under ``per_worker``. Default: this machine.
+        missing_key: see :func:`~celery_ratelimit.limits.templates.key_of`.
     """
     arguments = _arguments(signature, args, kwargs)
+    keys = [key_of(limit, arguments, args, kwargs, missing_key) for limit in limits]
     return each_bucket_once(
         [
             LimitRequest(
                 limit,
                 limit.name or "",
-                own_key(limit, key_of(limit, arguments, args, kwargs), node),
+                own_key(limit, key, node),
                 cost_of(limit, arguments, args, kwargs),
                 share=_share_of(limit, arguments, args, kwargs),
             )
-            for limit in limits
+            for limit, key in zip(limits, keys, strict=True)
+            if key is not None
         ]
     )
 
@@ -109,8 +119,10 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
-    """Check that the task or function takes every argument that a key or cost names."""
+def check_arguments(
+    limit: AnyLimit, signature: inspect.Signature | None, where: str, missing_key: str = "error"
+) -> None:
+    """Check that the task or function takes every argument that a key or cost names, unless the key may be missing."""
     if signature is None:
         return
     parameters = signature.parameters
@@ -118,6 +130,8 @@ def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where:
         return
     what = {}
     for option, template in _templates(limit):
+        if option == "key" and (limit.missing_key or missing_key) != "error":
+            continue
         what.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
     if isinstance(limit.cost, str):
         what[limit.cost] = f"cost={limit.cost!r}"

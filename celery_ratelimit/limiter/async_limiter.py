@@ -183,7 +183,7 @@ class AsyncLimiter(PermitMethods, CostMethods, AdminMethods):
                     f"{function!r} is no coroutine function: use Limiter.limited for a plain one, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
+            demands = reader_of(function, self._reader.kept_by(limits, key), cost, self._reader.missing_key)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -167,8 +167,8 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
     if isinstance(limit, Concurrency):
-        return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
-    return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
+        return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
+    return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
 
 
 #: The argument ``limits`` of the public methods.

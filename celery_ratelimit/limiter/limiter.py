@@ -223,7 +223,7 @@ class Limiter(SyncAcquire, CostMethods, AdminMethods):
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
+            demands = reader_of(function, self._reader.kept_by(limits, key), cost, self._reader.missing_key)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:

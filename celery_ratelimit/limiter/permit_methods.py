@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -126,7 +127,7 @@ class PermitMethods(LimiterBase):
             with suppress(*STORE_TROUBLES):
                 yield from ask_shadow_reports(self._core, {each.name: each.limit for each in shadow})
             asked, shadow = shadows.split(demands)
-        if asked or not shadow:
+        if asked:
             decision = yield from self._acquire_and_count(asked, max_wait)
         else:
             decision = passed(shadow, self._core.new_id())
@@ -217,8 +218,8 @@ class PermitMethods(LimiterBase):
         demands = self._reader.demands(limits, key, cost, args, priority)
         check_reservable(demands, id)
         asked, shadow = self._core.shadows.split(demands)
-        seconds, decision = seconds_of("horizon", horizon, 0), passed(shadow, id) if shadow else None
-        if asked or decision is None:
+        seconds, decision = seconds_of("horizon", horizon, 0), passed(shadow, id)
+        if asked:
             decision = yield from self._core.reserve(asked, id=id, horizon=seconds)
         if not shadow:
             return decision
@@ -265,6 +266,6 @@ class PermitMethods(LimiterBase):
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> Operation[int]:
-        """The permits that could be taken now: the smallest number over the limits."""
+        """The permits that could be taken now: the smallest number over the limits. ``sys.maxsize``: none applies."""
         decision = yield from self._peek(self._reader.demands(limits, key, 1, args, priority, of_each=True))
-        return min(state.remaining for state in decision.states) if decision.allowed else 0
+        return min([state.remaining for state in decision.states], default=sys.maxsize) if decision.allowed else 0

@@ -30,12 +30,14 @@ class RequestResolver:
         quotas: the same, as limits.
         others: further limits by name: of an app's tasks and queues.
         goes_by: returns whether the lowest priority goes first; ``None``: not known.
+        missing_key: the choice of limits that make none.
     """
 
     def __init__(self, quotas: Mapping[str, Any] | None) -> None:
         self.quotas = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
+        self.missing_key = "error"
         self._named: dict[str, tuple[AnyLimit, AnyLimit]] = {}
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
         self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
@@ -147,14 +149,15 @@ class RequestResolver:
         if isinstance(key, str):
             key = short(key)
         limits = _some(limits, key)
-        asked = [
-            (
-                limit,
-                short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
-                cost_of(limit, args, (), args) if own is None else own,
-            )
-            for limit, own in zip(limits, _costs(limits, cost, of_each), strict=True)
-        ]
+        asked = []
+        for limit, own in zip(limits, _costs(limits, cost, of_each), strict=True):
+            bucket = key
+            if key is None and limit.key is not None:
+                filled = key_of(limit, args, (), args, self.missing_key)
+                if filled is None:
+                    continue  # the limit does not apply to the call
+                bucket = short(filled)
+            asked.append((limit, bucket, cost_of(limit, args, (), args) if own is None else own))
         try:
             return each_bucket_once([self._demand(*each) for each in asked])
         except TypeError:  # as in plain()

@@ -127,7 +127,8 @@ class Operations:
 
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         """Drop the slots of ``id``, a request that will not return. Idempotent."""
-        yield from self.decide(self.scripts.forget, demands, id)
+        if demands:
+            yield from self.decide(self.scripts.forget, demands, id)
 
     def reserve(self, demands: Sequence[LimitRequest], *, id: str, horizon: float) -> Operation[Decision]:
         """Take permits ahead of time, under an id."""
@@ -149,7 +150,7 @@ class Operations:
 
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Refill the buckets; ``note``: author and reason."""
-        if self.pretended_wait is None:
+        if self.pretended_wait is None and demands:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
             yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["BucketStatus", "Change", "SettingCalls", "Stored", "read_bucket_status"]
 
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"}
+_NOT_STORED = {
+    *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
+}
 
 
 class SettingCalls:

@@ -150,7 +150,7 @@ class SyncAcquire(PermitMethods):
         """Prepare a call; ``None``: the call takes more than one script."""
         core, limits = self._core, [demand.limit for demand in demands]
         is_usual = not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
-        if not is_usual or not self._asker.takes_bytes or (core.is_cluster and parts_of(demands)):
+        if not demands or not is_usual or not self._asker.takes_bytes or (core.is_cluster and parts_of(demands)):
             return None
         call = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
         return WarmAcquire(demands, core.scripts.acquire.command(*call), asked_of(demands))

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .any_limit import AnyLimit, check_cost, check_name_and_keys, check_shadow, is_number
+from .any_limit import AnyLimit, check_cost, check_missing_key, check_name_and_keys, check_shadow, is_number
 from .weights import Weights
 
 __all__ = ["NO_SHADOW", "Concurrency"]
@@ -31,7 +31,7 @@ class Concurrency(AnyLimit):
     Args:
         limit: number of permits that are held at once.
         name: see :class:`Limit`.
-        key: see :class:`Limit`.
+        key, missing_key: see :class:`Limit`.
         cost: permits that one task holds, as of memory or of GPUs: a whole number, the name of an argument that holds
             it, or a callable that gets the task's arguments and returns it. A task waits until as many are free at the
             same time; permits that become free are kept for the task that waits for the longest.
@@ -55,6 +55,7 @@ class Concurrency(AnyLimit):
     _: KW_ONLY
     name: str | None = None
     key: str | Callable[..., str] | None = None
+    missing_key: str | None = None
     cost: int | str | Callable[..., int] = 1
     lease: float = 60.0
     per_worker: bool = False
@@ -74,6 +75,7 @@ class Concurrency(AnyLimit):
         if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
             raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
         self._check_cost(who)
+        check_missing_key(who, self.missing_key, self.key)
         check_shadow(who, self.shadow)
         if self.shadow:
             raise ConfigurationError(f"{who}: {NO_SHADOW}")

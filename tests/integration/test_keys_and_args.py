@@ -285,3 +285,61 @@ def test_a_transport_that_could_never_ask_is_an_error_at_once(
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
         make(plain, limits, **options)
+
+
+# -- Calls without a key -----------------------------------------------------------------------------------------------
+
+
+def choosing(missing_key: str, name: str = "choosing") -> Limit:
+    return Limit("3/h", burst=3, name=name, key="tenant:{tenant_id}", missing_key=missing_key)
+
+
+@pytest.mark.parametrize("args", [{}, {"tenant_id": None}])
+def test_a_limit_does_not_apply_to_a_call_without_a_key(limiter: Same, store: redis.Redis, args: Any) -> None:
+    exempt = choosing("exempt")
+    for _ in range(5):
+        decision = limiter.acquire(exempt, args=args)
+        assert (decision.allowed, decision.states, decision.retry_after) == (True, (), 0.0)
+        assert not limiter.settle(decision, 1)
+        assert not limiter.release(decision)
+    assert limiter.peek(exempt, args=args).allowed
+    assert limiter.available(exempt, args=args) > 10**9
+    assert limiter.acquire_up_to(exempt, 7, args=args).permits == 7
+    assert limiter.reserve(exempt, id="one", horizon=1, args=args).allowed
+    assert not limiter.cancel(exempt, id="one", args=args)
+    limiter.charge(exempt, 7, args=args)
+    limiter.reset(exempt, args=args)
+    assert limiter.granted_by_permit(exempt, args=args) == []
+    assert not store.keys("ratelimit:*{choosing}*")
+    assert buckets(limiter.acquire([exempt, "stripe"], args=args)) == [("stripe", "")]
+
+
+def test_calls_without_a_key_share_a_bucket(limiter: Same) -> None:
+    shared = choosing("shared")
+    granted = [limiter.acquire(shared, args=args) for args in ({}, {"tenant_id": None}, {}, {})]
+    assert [each.allowed for each in granted] == [True] * 3 + [False]
+    assert buckets(granted[0]) == [("choosing", "(missing)")]
+    assert limiter.acquire(shared, args={"tenant_id": "ann"}).allowed
+    assert limiter.peek(shared, key="(missing)").remaining == 0, "an operator names it as it is shown"
+
+
+def test_a_function_may_be_called_without_a_key(limiter: Same) -> None:
+    if isinstance(limiter.limiter, AsyncLimiter):
+
+        @limiter.limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
+        async def work(tenant_id: str | None = None) -> None: ...
+
+    else:
+
+        @limiter.limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
+        def work(tenant_id: str | None = None) -> None: ...
+
+    for _ in range(3):
+        limiter._run(work()) if isinstance(limiter.limiter, AsyncLimiter) else work()
+    with pytest.raises(Throttled, match="'other'"):
+        limiter._run(work()) if isinstance(limiter.limiter, AsyncLimiter) else work()
+
+
+def test_without_arguments_a_key_is_still_asked_for(limiter: Same) -> None:
+    with pytest.raises(ConfigurationError, match="limit 'choosing' is kept by key: pass key="):
+        limiter.acquire(choosing("exempt"))
