@@ -38,7 +38,11 @@ Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]
 
 
 def reader_of(
-    function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None, missing_key: str = "error"
+    function: Callable[..., Any],
+    limits: Sequence[AnyLimit],
+    cost: Cost | None,
+    key: str | None = None,
+    missing_key: str = "error",
 ) -> Demands:
     """A function that makes limit requests from the calls of ``function``.
 
@@ -46,6 +50,7 @@ def reader_of(
         function: its arguments are read.
         limits: its limits; each has a name.
         cost: replaces the limits' own costs; of a :class:`Concurrency` only where no limit is a rate.
+        key: of the buckets of all calls, in place of the limits' own keys.
         missing_key: see :func:`~celery_ratelimit.limits.templates.key_of`.
 
     Raises:
@@ -63,9 +68,9 @@ def reader_of(
             )
         if cost is not None and not (of_rates and isinstance(limit, Concurrency)):
             limit = replace(limit, cost=cost)
-        check_arguments(limit, signature, where, missing_key)
+        check_arguments(limit, signature, where, missing_key, key)
         own.append(limit)
-    return lambda args, kwargs: demands_of(own, signature, args, kwargs, missing_key=missing_key)
+    return lambda args, kwargs: demands_of(own, signature, args, kwargs, key=key, missing_key=missing_key)
 
 
 def demands_of(
@@ -75,6 +80,7 @@ def demands_of(
     kwargs: Mapping[str, Any],
     node: str | None = None,
     *,
+    key: str | None = None,
     missing_key: str = "error",
 ) -> tuple[LimitRequest, ...]:
     """The limit requests of a call with these arguments, without limits that do not apply to it.
@@ -87,21 +93,25 @@ def demands_of(
         args: of the call.
         kwargs: of the call.
         node: has its own bucket under ``per_worker``. Default: this machine.
+        key: of the limits that have keys. Default: each limit's own, from the arguments.
         missing_key: see :func:`~celery_ratelimit.limits.templates.key_of`.
     """
     arguments = _arguments(signature, args, kwargs)
-    keys = [key_of(limit, arguments, args, kwargs, missing_key) for limit in limits]
+    keys = [
+        key_of(limit, arguments, args, kwargs, missing_key) if key is None or limit.key is None else key
+        for limit in limits
+    ]
     return each_bucket_once(
         [
             LimitRequest(
                 limit,
                 limit.name or "",
-                own_key(limit, key, node),
+                own_key(limit, bucket, node),
                 cost_of(limit, arguments, args, kwargs),
                 share=_share_of(limit, arguments, args, kwargs),
             )
-            for limit, key in zip(limits, keys, strict=True)
-            if key is not None
+            for limit, bucket in zip(limits, keys, strict=True)
+            if bucket is not None
         ]
     )
 
@@ -120,9 +130,16 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def check_arguments(
-    limit: AnyLimit, signature: inspect.Signature | None, where: str, missing_key: str = "error"
+    limit: AnyLimit,
+    signature: inspect.Signature | None,
+    where: str,
+    missing_key: str = "error",
+    key: str | None = None,
 ) -> None:
-    """Check that the task or function takes every argument that a key or cost names, unless the key may be missing."""
+    """Check that the task or function takes every argument that a key or cost names.
+
+    But for the key's if the key may be missing, or is given as ``key``.
+    """
     if signature is None:
         return
     parameters = signature.parameters
@@ -130,7 +147,7 @@ def check_arguments(
         return
     what = {}
     for option, template in _templates(limit):
-        if option == "key" and (limit.missing_key or missing_key) != "error":
+        if option == "key" and (key is not None or (limit.missing_key or missing_key) != "error"):
             continue
         what.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
     if isinstance(limit.cost, str):

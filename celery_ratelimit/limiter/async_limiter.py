@@ -164,7 +164,8 @@ class AsyncLimiter(PermitMethods, CostMethods, AdminMethods):
         self,
         limits: Limits,
         *,
-        key: Key | None = None,
+        key: str | None = None,
+        key_template: Key | None = None,
         cost: Cost | None = None,
         priority: int | None = None,
         max_wait: float | None = None,
@@ -183,7 +184,8 @@ class AsyncLimiter(PermitMethods, CostMethods, AdminMethods):
                     f"{function!r} is no coroutine function: use Limiter.limited for a plain one, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._reader.kept_by(limits, key), cost, self._reader.missing_key)
+            own = self._reader.kept_by(limits, key, key_template)
+            demands = reader_of(function, own, cost, key, self._reader.missing_key)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ..errors import ConfigurationError, shown
-from ..limits.any_limit import AnyLimit
+from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from ..limits.priority_reserve import MILLION
@@ -23,8 +23,10 @@ __all__ = [
     "Limits",
     "actual_costs",
     "check_actual",
+    "check_filled",
     "check_reservable",
     "check_settled",
+    "costs_for",
     "each_bucket_once",
     "leased",
     "length_of",
@@ -183,6 +185,31 @@ def leased(demands: Sequence[LimitRequest]) -> list[LimitRequest]:
 def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
     """The bucket's key: with ``per_worker`` each node has a bucket of its own; default: each machine."""
     return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)
+
+
+def costs_for(limits: Sequence[AnyLimit], cost: int | None, of_each: bool) -> list[int | None]:
+    """The cost that a call names for each limit; ``None``: the limit's own. Beside rates, a cost is not of places."""
+    if cost is None or of_each or all(isinstance(limit, Concurrency) for limit in limits):
+        return [cost] * len(limits)
+    return [None if isinstance(limit, Concurrency) else cost for limit in limits]
+
+
+def check_filled(key: Any, key_template: Any) -> None:
+    """Check a key where there are arguments, too, from which a template would make it."""
+    if key_template is not None:
+        raise ConfigurationError(f"key={shown(key)} and key_template={shown(key_template)}: pass one of the two")
+    if not isinstance(key, str) or _is_template(key):
+        raise ConfigurationError(
+            f"key={shown(key)} must be the bucket's key as it is shown, for all calls: for a key that is made from the "
+            f"arguments of each call pass key_template={shown(key)}"
+        )
+
+
+def _is_template(key: str) -> bool:
+    try:
+        return bool(template_fields(key))
+    except ValueError:  # a key with a single brace
+        return False
 
 
 def check_reservable(demands: Sequence[LimitRequest], id: str) -> None:

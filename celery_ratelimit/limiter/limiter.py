@@ -193,7 +193,8 @@ class Limiter(SyncAcquire, CostMethods, AdminMethods):
         self,
         limits: Limits,
         *,
-        key: Key | None = None,
+        key: str | None = None,
+        key_template: Key | None = None,
         cost: Cost | None = None,
         priority: int | None = None,
         max_wait: float | None = None,
@@ -205,9 +206,10 @@ class Limiter(SyncAcquire, CostMethods, AdminMethods):
 
         Args:
             limits: as in :meth:`acquire`; a :class:`Limit` object needs a name.
-            key: replaces the limits' own keys: a template over the function's arguments, or a callable that gets
-                them. Limits without keys stay single buckets. If no limit has a key, it applies to the :class:`Limit`
-                objects.
+            key: the bucket of every call, as in :meth:`acquire`.
+            key_template: replaces the limits' own keys: a template over the function's arguments, or a callable that
+                gets them. Limits without keys stay single buckets. If no limit has a key, it applies to the
+                :class:`Limit` objects.
             cost: permits that a call takes: a number, the name of an argument, or a callable that gets the arguments.
                 Default: each limit's own cost.
             max_wait: as in :meth:`permit`.
@@ -223,7 +225,8 @@ class Limiter(SyncAcquire, CostMethods, AdminMethods):
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._reader.kept_by(limits, key), cost, self._reader.missing_key)
+            own = self._reader.kept_by(limits, key, key_template)
+            demands = reader_of(function, own, cost, key, self._reader.missing_key)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -15,7 +15,7 @@ from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
 from ..names import listed, near
 from ..store.keys import short
-from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
+from .limit_request import LimitRequest, Limits, check_filled, costs_for, each_bucket_once, own_key, with_priority
 
 __all__ = ["RequestResolver", "several"]
 
@@ -114,28 +114,34 @@ class RequestResolver:
         """The limits as a tuple, with names resolved."""
         return tuple([self.quota(each) if isinstance(each, str) else each for each in several(limits)])
 
-    def kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
-        """The limits with ``key``, a template or a callable, in place of their own keys.
+    def kept_by(
+        self, limits: Limits, key: str | None, key_template: str | Callable[..., str] | None
+    ) -> tuple[AnyLimit, ...]:
+        """The limits with ``key_template``, a template or a callable, in place of their own keys.
 
-        Limits without keys stay single buckets. If no limit has a key, ``key`` applies to the :class:`Limit` objects,
-        and not to quotas, which other callers share.
+        Limits without keys stay single buckets. If no limit has a key, the template applies to the :class:`Limit`
+        objects, and not to quotas, which other callers share. A filled ``key`` needs a limit that has keys.
         """
         resolved = self.resolved(limits)
-        if key is None:
+        if key is not None:
+            check_filled(key, key_template)
+            return _some(resolved, key)
+        if key_template is None:
             return resolved
         chosen = [limit.key is not None for limit in resolved]
         if not any(chosen):
             chosen = [not isinstance(each, str) for each in several(limits)]
         if resolved and not any(chosen):
-            raise _not_kept_by_key(resolved, key)
-        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(resolved, chosen, strict=True)])
+            raise _not_kept_by_key(resolved, key_template)
+        each = zip(resolved, chosen, strict=True)
+        return tuple([replace(limit, key=key_template) if mine else limit for limit, mine in each])
 
     @staticmethod
     def _read_limits(
         limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None, of_each: bool
     ) -> tuple[LimitRequest, ...]:
         chosen = _some(limits if isinstance(limits, tuple) else (limits,), key)
-        costs = _costs(chosen, cost, of_each)
+        costs = costs_for(chosen, cost, of_each)
         return each_bucket_once([_demand(limit, key, own) for limit, own in zip(chosen, costs, strict=True)])
 
     def _read_arguments(
@@ -150,7 +156,7 @@ class RequestResolver:
             key = short(key)
         limits = _some(limits, key)
         asked = []
-        for limit, own in zip(limits, _costs(limits, cost, of_each), strict=True):
+        for limit, own in zip(limits, costs_for(limits, cost, of_each), strict=True):
             bucket = key
             if key is None and limit.key is not None:
                 filled = key_of(limit, args, (), args, self.missing_key)
@@ -260,13 +266,6 @@ def _some(limits: tuple[AnyLimit, ...], key: str | None) -> tuple[AnyLimit, ...]
     if key is not None and all(limit.key is None for limit in limits):
         raise _not_kept_by_key(limits, key)
     return limits
-
-
-def _costs(limits: Sequence[AnyLimit], cost: int | None, of_each: bool) -> list[int | None]:
-    """The cost that a call names for each limit; ``None``: the limit's own. Beside rates, a cost is not of places."""
-    if cost is None or of_each or all(isinstance(limit, Concurrency) for limit in limits):
-        return [cost] * len(limits)
-    return [None if isinstance(limit, Concurrency) else cost for limit in limits]
 
 
 def _not_kept_by_key(limits: Sequence[AnyLimit], key: Any) -> ConfigurationError:

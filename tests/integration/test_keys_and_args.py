@@ -188,12 +188,12 @@ def test_arguments_that_are_not_enough(limiter: Same, limits: Any, args: Any, wh
 def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same) -> None:
     if isinstance(limiter.limiter, AsyncLimiter):
 
-        @limiter.limiter.limited(["tenant", "stripe"], key="{user}", max_wait=0)
+        @limiter.limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)
         async def charge(user: str) -> None: ...
 
     else:
 
-        @limiter.limiter.limited(["tenant", "stripe"], key="{user}", max_wait=0)
+        @limiter.limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)
         def charge(user: str) -> None: ...
 
     limiter._run(charge("ann")) if isinstance(limiter.limiter, AsyncLimiter) else charge("ann")
@@ -206,7 +206,8 @@ def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same)
 def test_a_common_quota_is_not_split_by_the_key_of_a_function(limiter: Same) -> None:
     for limits in ("stripe", ["stripe", "places"]):
         with pytest.raises(ConfigurationError, match="is not kept by key"):
-            limiter.limiter.limited(limits, key="{user}")(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
+            limited = limiter.limiter.limited(limits, key_template="{user}")
+            limited(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
 
 
 def _charge(user: str) -> None: ...
@@ -237,7 +238,8 @@ HOST = Limit("1/h", name="crawl")
     ],
 )
 def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected: str) -> None:
-    with httpx.Client(transport=LimitedTransport(plain, limit, key=key, max_wait=0, transport=ANSWERS)) as client:
+    limited = LimitedTransport(plain, limit, key_template=key, max_wait=0, transport=ANSWERS)
+    with httpx.Client(transport=limited) as client:
         assert client.get("http://one.example/a?b=c").text == "a"
         with pytest.raises(Throttled):
             client.get("http://one.example/a")
@@ -245,7 +247,7 @@ def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected
     assert plain.peek(kept, key=expected).remaining == 0
 
     async def awaited(limiter: AsyncLimiter) -> None:
-        transport = AsyncLimitedTransport(limiter, limit, key=key, max_wait=0, transport=ANSWERS)
+        transport = AsyncLimitedTransport(limiter, limit, key_template=key, max_wait=0, transport=ANSWERS)
         async with limiter, httpx.AsyncClient(transport=transport) as client:
             with pytest.raises(Throttled):
                 await client.get("http://one.example/a")
@@ -253,15 +255,58 @@ def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected
     pool = plain.client.connection_pool.connection_kwargs
     asyncio.run(awaited(AsyncLimiter.from_url(f"redis://{pool['host']}:{pool['port']}/0{PATIENT}")))
     with requests.Session() as session:
-        session.mount("http://", LimitedAdapter(plain, limit, key=key, max_wait=0))
+        session.mount("http://", LimitedAdapter(plain, limit, key_template=key, max_wait=0))
         with pytest.raises(Throttled):
             session.get("http://one.example/a")
 
 
+def test_a_filled_key_of_a_function_and_of_a_transport(plain: Limiter) -> None:
+    """``key=`` is the bucket, as everywhere."""
+
+    @plain.limited(["tenant", "stripe"], key="tenant:7", max_wait=0)
+    def charge(order: int) -> None: ...
+
+    charge(1)
+    assert plain.peek("tenant", key="tenant:7").remaining == 2
+    transport = LimitedTransport(plain, ["tenant", "stripe"], key="tenant:7", max_wait=0, transport=ANSWERS)
+    with httpx.Client(transport=transport) as client:
+        client.get("http://one.example")
+    assert plain.peek("tenant", key="tenant:7").remaining == 1
+    with requests.Session() as session:
+        session.mount("http://", LimitedAdapter(plain, "tenant", key="tenant:8{", max_wait=0))
+        with pytest.raises(requests.ConnectionError):
+            session.get("http://127.0.0.1:1/")
+    assert plain.peek("tenant", key="tenant:8{").remaining == 2
+
+
+@pytest.mark.parametrize("key", ["{user}", "tenant:{tenant_id}", lambda user: user, 7])
+def test_a_template_is_no_key(plain: Limiter, key: Any) -> None:
+    says = "must be the bucket's key as it is shown, .* pass key_template="
+    with pytest.raises(ConfigurationError, match=says):
+        plain.limited("tenant", key=key)(_charge)
+    with pytest.raises(ConfigurationError, match=says):
+        LimitedTransport(plain, "tenant", key=key)
+    with pytest.raises(ConfigurationError, match=r"key='a' and key_template=.*: pass one of the two"):
+        plain.limited("tenant", key="a", key_template="{user}")(_charge)
+    with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
+        plain.limited("stripe", key="a")(_charge)
+
+
+def test_a_request_may_have_no_key(plain: Limiter) -> None:
+    limit = Limit("1/h", name="crawl", key="{host}", missing_key="shared")
+    of_header = {"key_template": lambda request: request.headers.get("x-tenant"), "max_wait": 0, "transport": ANSWERS}
+    with httpx.Client(transport=LimitedTransport(plain, limit, **of_header)) as client:
+        client.get("http://one.example", headers={"x-tenant": "ann"})
+        client.get("http://one.example")
+        with pytest.raises(Throttled):
+            client.get("http://two.example")
+    assert plain.peek(limit, key="ann").remaining == plain.peek(limit, key="(missing)").remaining == 0
+
+
 def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
-        LimitedTransport(plain, "stripe", key="{host}")
-    transport = LimitedTransport(plain, ["stripe", "tenant"], key="{host}", max_wait=0, transport=ANSWERS)
+        LimitedTransport(plain, "stripe", key_template="{host}")
+    transport = LimitedTransport(plain, ["stripe", "tenant"], key_template="{host}", max_wait=0, transport=ANSWERS)
     with httpx.Client(transport=transport) as client:
         for host in ("one", "two"):
             client.get(f"http://{host}.example")
@@ -275,7 +320,7 @@ def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -
     ("limits", "options", "why"),
     [
         ("tenant", {}, "names the argument 'tenant_id', which the transport does not take"),
-        ("tenant", {"key": "{hots}"}, r"names the argument 'hots', .* \(arguments: host, method, path\)"),
+        ("tenant", {"key_template": "{hots}"}, r"names the argument 'hots', .* \(arguments: host, method, path\)"),
         ("tokens", {}, "takes its cost from a task's arguments"),
         ("strpe", {}, "no quota named 'strpe'"),
     ],

@@ -1,4 +1,4 @@
-"""As many permits as there are, and permits that were used elsewhere: tables of each algorithm, and traces against the model."""
+"""As many permits as there are, and permits that were used elsewhere: tables, and traces against the model."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def test_a_charge_is_a_settled_cost_without_a_call(frozen: Limiter, clock: Clock
 def test_several_limits_and_keys_are_charged(frozen: Limiter) -> None:
     by_key = Limit("10/s", burst=10, name="tenant", key="{tenant}")
     frozen.charge([OF_TEN[0], by_key], 4, args={"tenant": "a"})
-    assert (frozen.available(OF_TEN[0]), frozen.available(by_key, key="a"), frozen.available(by_key, key="b")) == (6, 6, 10)
+    assert [frozen.available(by_key, key=key) for key in "ab"] == [6, 10]
+    assert frozen.available(OF_TEN[0]) == 6
 
 
 def test_places_are_not_charged(frozen: Limiter) -> None:

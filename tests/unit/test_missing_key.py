@@ -101,7 +101,10 @@ def test_the_setting_is_of_limits_that_make_no_choice() -> None:
         plan_of(other, app=app_with(ratelimit_missing_key="skip"), limits="1/s")
 
 
-@pytest.mark.parametrize("kind", [lambda **options: Limit("1/s", **options), lambda **options: Concurrency(2, **options)])
+KINDS = [lambda **options: Limit("1/s", **options), lambda **options: Concurrency(2, **options)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_values_that_cannot_be(kind: Any) -> None:
     assert kind(key="{a}", missing_key="shared").missing_key == "shared"
     with pytest.raises(ConfigurationError, match="missing_key='skip' is not one of 'error', 'exempt', 'shared'"):
