@@ -7,29 +7,32 @@
 --
 -- A request of several places waits until as many are free at the same time. So that requests of fewer places do not take them one by
 -- one, the first of the requests that wait has its places set aside: others go if there are enough beside those. First is the one that
--- waits for the longest. Where all requests take one place, nobody needs that, and nothing is noted.
+-- waits for the longest, of those whose slots are near: it has one within a second while it goes on asking, so that nothing is kept
+-- for a dead one for long. Where all requests take one place, nobody needs that, and nothing is noted.
 --
 -- extra      0
 -- state key: sorted set, member of a lease (see places.lua) -> us at which it expires; member '' -> minus the mean time, in us, that
 --            leases are held, once that is known; member NUL -> minus the us at which the last place was taken.
 --            member \1 ...: see include/waiting_lines.lua; NUL "+": see include/places.lua.
---            member \2 <places> <blank> <id> -> above -1 and below 0, minus us / 2^53: since when a request waits. Of requests of
---            several places, and of all that came while one of these waited. Its slot is in the slots key: without it, or when the slot
---            has long passed, the request will not come.
+--            member \2 <places> <blank> <id>, a mark -> above -1 and below 0, minus us / 2^53: since when a request waits. Of requests
+--            of several places, and of those that came while one of these waited. Its slot is in the slots key: without it, or when
+--            that has long passed, the request will not come.
 --            Expires with the last lease, or with the line.
 --!include places.lua
 local FIRST_GUESS_US = 100000
 local LEAST_WAIT_US = 1000
-local FIRST_FEW = '8' -- of the requests that wait, those that are read
-local LATE_US = 2 * GRACE_US -- and then a request that waits is not coming any more
+local FIRST_FEW = '32' -- of the marks, those that are read
+local ASKS_US = 1000000 -- the first asks again within that time
+local LATE_US = 2000000 -- a slot is near for so long before and after its time
 local concurrency = {unforeseen = true}
 
 local function mark_of(limit, id)
     return '\2' .. int(limit.cost) .. ' ' .. id
 end
 
--- Sets limit.aside, the places of the first request that waits, unless that is this one, came later, or has them held for it already (see
--- waiting_lines.lua); limit.ordered, whether there are marks; limit.gone, marks of requests that will not come.
+-- Sets limit.leads: this request has a mark, and is the first; limit.aside: the places of the first, if that is another one, has not
+-- had them held yet (see waiting_lines.lua), and this one came later; limit.ordered: there are marks; limit.gone: marks of requests that
+-- will not come.
 local function look_at_first(limit, now)
     local key = limit.state_key
     local marks = call('ZRANGE', key, '(0', '(-1', 'BYSCORE', 'REV', 'LIMIT', '0', FIRST_FEW)
@@ -37,15 +40,19 @@ local function look_at_first(limit, now)
     for _, mark in ipairs(marks) do
         local places, id = match(mark, '^\2(%d+) (.*)$')
         local slot = call('ZSCORE', limit.slots_key, id)
-        if slot and slot + LATE_US >= now then
+        if id == limit.id then
+            limit.leads = slot and mark == mark_of(limit, id)
+            return
+        elseif not slot or slot + LATE_US < now then
+            limit.gone[#limit.gone + 1] = mark
+        elseif slot - LATE_US <= now then
             -- A request that has a slot and no mark was there before the first request of several places.
             local earlier = not limit.among and limit.id ~= '' and call('ZSCORE', limit.slots_key, limit.id)
                 and not call('ZSCORE', key, mark_of(limit, limit.id))
             local is_held = (call('ZSCORE', key, holder(id, places + 0)) or 0) - now > 0
-            if not (id == limit.id or earlier or is_held) then limit.aside = places + 0 end
+            if not (earlier or is_held) then limit.aside = places + 0 end
             return
         end
-        limit.gone[#limit.gone + 1] = mark
     end
 end
 
@@ -54,7 +61,7 @@ function concurrency.read(limit, now)
     limit.more, limit.had_more = more_places(key)
     limit.held = (limit.raw or call('ZCOUNT', key, '(' .. int(now), '+inf')) + limit.more -- see read_keys.lua
     limit.waiting = call('ZCARD', limit.slots_key) * limit.cost -- as if each took as many
-    limit.aside, limit.ordered, limit.gone = 0, false, {}
+    limit.aside, limit.leads, limit.ordered, limit.gone = 0, false, false, {}
     if limit.waiting > 0 then look_at_first(limit, now) end
 end
 
@@ -68,6 +75,7 @@ function concurrency.earliest(limit, now, ahead, permits)
     -- Every holder has held its place since the last one was taken, at least.
     mean = max(mean, now + (tonumber(call('ZSCORE', limit.state_key, '\0')) or -now))
     local at = now + max(LEAST_WAIT_US, ceil(over * mean / limit.count))
+    if limit.leads then at = min(at, now + ASKS_US) end
     if ahead > 0 then return at end
     -- The first in line need not wait for longer than until a lease expires, should its holder be dead.
     local expiry = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -113,6 +121,7 @@ end
 
 function concurrency.join(limit, now, id)
     counted.join(limit, now, id)
+    if limit.leads and limit.owner and limit.owner > now + ASKS_US then limit.owner = now end -- its slot is far: it gets a nearer one
     limit.behind = limit.grant > now
 end
 
