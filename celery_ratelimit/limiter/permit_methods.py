@@ -69,6 +69,22 @@ class LimiterBase:
         self._pass_by(shadow)
         return replace(decision, _shadow=shadow)
 
+    def _counted(
+        self, operation: Operation[Decision], demands: tuple[LimitRequest, ...], *, waits: bool
+    ) -> Operation[Decision]:
+        now, counting = self._clock.monotonic, self._counting
+        if counting is None or self._core.pretended_wait is not None:
+            return (yield from operation)
+        began = now()
+        try:
+            decision = yield from operation
+        except STORE_TROUBLES:
+            note_lost(counting.counter, demands)
+            raise
+        note(counting.counter, decision._demands or demands, decision, now() - began if waits else 0.0)
+        self._core.shadows.hear(decision)
+        return decision
+
     @property
     def quotas(self) -> dict[str, AnyLimit]:
         """Limits by name; more may be added."""
@@ -136,22 +152,6 @@ class PermitMethods(LimiterBase):
     def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
         operation = acquire(self._core, demands, longest_wait(max_wait), self._clock.monotonic)
         return (yield from self._counted(operation, demands, waits=max_wait != 0))
-
-    def _counted(
-        self, operation: Operation[Decision], demands: tuple[LimitRequest, ...], *, waits: bool
-    ) -> Operation[Decision]:
-        now, counting = self._clock.monotonic, self._counting
-        if counting is None or self._core.pretended_wait is not None:
-            return (yield from operation)
-        began = now()
-        try:
-            decision = yield from operation
-        except STORE_TROUBLES:
-            note_lost(counting.counter, demands)
-            raise
-        note(counting.counter, decision._demands or demands, decision, now() - began if waits else 0.0)
-        self._core.shadows.hear(decision)
-        return decision
 
     @limiter_method
     def peek(
