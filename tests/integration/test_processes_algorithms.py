@@ -359,8 +359,7 @@ def test_no_more_places_are_held_at_once_however_many_each_takes(
         for change in ((each.since, cost), (each.ended, -cost))
     )
     assert max(accumulate(cost for _, cost in changes)) == 4
-    assert {cost for part in parts for _, cost in part} == {1, 2, 3, 4}
-    assert max_wait == 0.0 or all(parts), "nobody starves"
+    assert max_wait == 0.0 or all(parts), "none that waits starves, however many it takes"
     assert Limiter.from_url(server.url).available(limit) == 4
 
 
