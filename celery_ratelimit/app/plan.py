@@ -104,9 +104,7 @@ class Plan:
         """
         demands = self.fixed
         if demands is None:
-            demands = demands_of(
-                self.limits, self.signature, args, kwargs, self.node, missing_key=self.missing_key
-            )
+            demands = demands_of(self.limits, self.signature, args, kwargs, self.node, missing_key=self.missing_key)
         return with_priority(demands, priority, lowest_first=self.lowest_first) if self.reserves else demands
 
 

@@ -232,9 +232,7 @@ def check_settled(decision: Decision) -> None:
         raise ConfigurationError("a call that was refused was charged nothing: there is nothing to settle")
 
 
-def actual_costs(
-    demands: Sequence[LimitRequest], actual_cost: int | Mapping[str, int], name: str | None
-) -> list[int]:
+def actual_costs(demands: Sequence[LimitRequest], actual_cost: int | Mapping[str, int], name: str | None) -> list[int]:
     """The final cost of each limit request: the actual cost of the settled limits, the old cost of the others."""
     if isinstance(actual_cost, Mapping):
         if name is not None:

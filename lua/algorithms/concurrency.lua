@@ -132,7 +132,9 @@ function concurrency.claim(limit, now, id, at)
     if limit.among and at > limit.grant + GRACE_US then -- it waits for another limit: no place is set aside for that long
         if limit.ordered then call('ZREM', key, mark) end
     elseif limit.cost > 1 or is_new and limit.ordered then
-        call('ZADD', key, 'NX', format('%.17g', -now / 2^53), mark)
+        local newest = call('ZRANGE', key, '(-1', '(0', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
+        local since = max(now, newest and -newest * 2^53 + 1 or now) -- one script may give slots to several
+        call('ZADD', key, 'NX', format('%.17g', -since / 2^53), mark)
         local lasts = at - now + LATE_US
         if call('PTTL', key) * 1000 < lasts then call('PEXPIRE', key, int(ceil(lasts / 1000))) end
     end

@@ -205,9 +205,9 @@ def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same)
 
 def test_a_common_quota_is_not_split_by_the_key_of_a_function(limiter: Same) -> None:
     for limits in ("stripe", ["stripe", "places"]):
+        decorate = limiter.limiter.limited(limits, key_template="{user}")
         with pytest.raises(ConfigurationError, match="is not kept by key"):
-            limited = limiter.limiter.limited(limits, key_template="{user}")
-            limited(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
+            decorate(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
 
 
 def _charge(user: str) -> None: ...

@@ -394,10 +394,10 @@ def test_calls_with_wrong_arguments_take_nothing(limiter: Limiter) -> None:
         (Limit("1/s"), {}, r"function '.*charge': Limit\('1/s'\) has no name"),
         (
             "tenant",
-            {"key": "{tenat}"},
+            {"key_template": "{tenat}"},
             r"function '.*charge': key='{tenat}' of limit 'tenant' names the argument 'tenat'",
         ),
-        ("tenant", {"key": "{tenant}", "cost": "price"}, "cost='price' .* which the function does not take"),
+        ("tenant", {"key_template": "{tenant}", "cost": "price"}, "cost='price' .* which the function does not take"),
         ("api", {"cost": 2}, "cost"),
         ([], {}, "no limit was named"),
     ],

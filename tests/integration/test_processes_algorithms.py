@@ -353,10 +353,7 @@ def test_no_more_places_are_held_at_once_however_many_each_takes(
     limit = Concurrency(4, name="places", lease=30.0)
     parts: list[list[tuple[Held, int]]] = callers.run(hold_several_places, server.url, limit, 2.0, 0.02, max_wait)
     changes = sorted(
-        change
-        for part in parts
-        for each, cost in part
-        for change in ((each.since, cost), (each.ended, -cost))
+        change for part in parts for each, cost in part for change in ((each.since, cost), (each.ended, -cost))
     )
     assert max(accumulate(cost for _, cost in changes)) == 4
     assert max_wait == 0.0 or all(parts), "none that waits starves, however many it takes"

@@ -140,7 +140,7 @@ class TestEachLibrary:
         def host(request: Any) -> str:
             return str(httpx.URL(str(request.url)).host)
 
-        with Plain(library, limiter, "host", key=host, max_wait=0) as client:
+        with Plain(library, limiter, "host", key_template=host, max_wait=0) as client:
             for name in ("127.0.0.1", "localhost"):
                 client.get(f"http://{name}:{upstream.port}/a")
             client.get(f"{upstream.url}/b")

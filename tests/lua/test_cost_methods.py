@@ -38,7 +38,7 @@ def test_a_wrong_name_settles_nothing(frozen: Limiter) -> None:
     decision = frozen.acquire([TOKENS, REQUESTS], cost=5)
     with pytest.raises(ConfigurationError, match=r"no limit 'token' in this decision \(limits: tokens, requests\)"):
         frozen.settle(decision, {"token": 3, "requests": 0})
-    with pytest.raises(ConfigurationError, match="limit 'requests': an actual cost of 1.5 is not a whole number"):
+    with pytest.raises(ConfigurationError, match=r"limit 'requests': an actual cost of 1\.5 is not a whole number"):
         frozen.settle(decision, {"tokens": 3, "requests": 1.5})  # type: ignore[dict-item]
     assert (frozen.available(TOKENS), frozen.available(REQUESTS)) == (995, 5)
     assert frozen.settle(decision, {"requests": 0})

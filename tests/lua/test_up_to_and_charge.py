@@ -118,7 +118,7 @@ def test_it_is_one_round_trip_and_counted_by_what_it_took(server: EmbeddedServer
     assert limiter.acquire_up_to(limit, 100).permits == 9
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
     limiter.close()
-    assert Limiter.from_url(server.url + PATIENT).stats("api").permits == 10
+    assert Limiter.from_url(server.url + PATIENT).stats("api")["api"].permits == 10
 
 
 def test_limits_in_shadow_grant_all(frozen: Limiter) -> None:

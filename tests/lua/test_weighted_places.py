@@ -96,7 +96,7 @@ def test_a_cost_above_the_limit_is_impossible(frozen: Limiter) -> None:
     with pytest.raises(ConfigurationError, match=r"cost=1.5 is not a whole number"):
         Concurrency(2, cost=1.5)  # type: ignore[arg-type]
     assert frozen.set_rate(GPU, Concurrency(5))
-    with pytest.raises(ImpossibleRequest, match="'gpu' can never grant 6.*5 at most"):
+    with pytest.raises(ImpossibleRequest, match=r"'gpu' can never grant 6.*5 at most"):
         frozen.acquire(GPU, cost=6)
     assert frozen.acquire(GPU, cost=5).remaining == 0
 
@@ -389,7 +389,7 @@ def test_a_lease_of_many_goes_on_to_the_next_in_one_step(frozen: Limiter) -> Non
     assert hand_over(frozen, "a", cost=8) == [True]
     assert hand_over(frozen, "b", cost=8) == [False]
     assert hand_over(frozen, "b", "c", cost=8, ended=(("a", 8),)) == [True, False]
-    assert frozen.available(GPU) == 2
+    assert left(frozen) == 2
 
 
 def test_a_caller_that_waits_has_its_places_held_once_there_are_as_many(frozen: Limiter, clock: Clock) -> None:

@@ -93,7 +93,9 @@ OWN_OPTIONS: dict[str, tuple[Any, str]] = {
     "sub_windows": (5, "sliding_window"),
 }
 #: Options of every algorithm.
-SHARED = {"rate", "algorithm", "name", "key", "missing_key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"}
+SHARED = {
+    *("rate", "algorithm", "name", "key", "missing_key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"),
+}
 
 
 def test_each_option_is_of_one_algorithm_or_of_all() -> None:
