@@ -68,7 +68,7 @@ class RateLimitedMixin:
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
-    def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:
+    def settle(self, actual_cost: int | Mapping[str, int], *, limit: str | None = None) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
 
         As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Returns False if nothing was charged: in a direct
@@ -272,13 +272,18 @@ def _permit(request: Any) -> Mapping[str, Any] | None:
     return permit if ours else None
 
 
-def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
+def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) -> bool:
     request = task.request
     permit = _permit(request)
     plan = plan_of(task, permit["queue"]) if permit is not None else None
     if permit is None or plan is None or not (permit["granted_at"] or permit.get("shadow")):
         return False
     limiter, every = limiter_of(task.app), plan.demands(request.args, request.kwargs)
+    exempt = {each.name for each in plan.limits} - {each.name for each in every}  # of this call: nothing to correct
+    if limit in exempt or (isinstance(actual_cost, Mapping) and exempt and exempt.issuperset(actual_cost)):
+        return False
+    if isinstance(actual_cost, Mapping):
+        actual_cost = {name: cost for name, cost in actual_cost.items() if name not in exempt}
     actual = dict(zip(every, actual_costs(every, actual_cost, limit), strict=True))
     check_actual(every, list(actual.values()))
     beside = permit.get("shadow", ())

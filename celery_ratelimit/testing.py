@@ -26,6 +26,7 @@ import redis
 
 from .errors import ConfigurationError
 from .limiter.async_store import AsyncStoreRunner
+from .limiter.cost_methods import CostMethods
 from .limiter.limit_request import longest_wait, microseconds
 from .limiter.operation import Operation
 from .limiter.permit_methods import LimiterBase, PermitMethods
@@ -53,12 +54,14 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
 
     def decide(core: Operations, script: Script, demands: Any, *first: str | int, **_: Any) -> Operation[list[int]]:
         yield from ()
-        if script.name not in ("acquire", "peek", "reserve"):
+        if script.name not in ("acquire", "acquire_up_to", "peek", "reserve"):
             return [0]  # nothing was taken, so nothing comes back
         slot_only = script.name == "acquire" and int(first[1]) < 0
         reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
         for demand in demands:
             reply += [0, wait] if wait else [demand.size, 0]
+        if script.name == "acquire_up_to":
+            reply.append(0 if wait else int(first[1]))
         return reply
 
     def acquire(limiter: PermitMethods, demands: Any, max_wait: float | None) -> Operation[Decision]:
@@ -72,9 +75,11 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
 
     return {
         (Operations, "decide"): decide,
+        (CostMethods, "_charge"): lambda limiter, demands: (yield from ()),
         (Operations, "reset"): lambda core, demands, note: (yield from ()),
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,
+        (LimiterBase, "_counted"): lambda limiter, operation, demands, waits: operation,
         (SyncAcquire, "_acquire_warm"): acquire_warm,
         (LimiterBase, "_pass_by"): lambda limiter, shadow, users=(): None,
         (LimiterBase, "_correct"): lambda limiter, shadow, actual: None,

@@ -2,7 +2,7 @@
 --
 -- KEYS   one per lease: the leases of its limit; then one per lease: what was touched, see include/touch.lua
 -- ARGV   three per lease
---           id      text
+--           id      text: the member of the lease, see include/places.lua
 --           at      us: since when it was held; how long that was makes the next estimate of a wait
 --           bucket  text: the key of its bucket
 -- Reply  how many leases were given back
@@ -11,15 +11,17 @@ local NUMBER = #KEYS / 2 -- of leases
 --!include prelude.lua
 --!include now.lua
 --!include touch.lua
+--!include places.lua
 --!include give_place_back.lua
 --!include waiting_lines.lua
 
 local released = 0
 for i = 1, NUMBER do
     local id, at, bucket = ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1]), ARGV[3 * i]
-    if give_place_back(KEYS[i], id, at) then
+    local places = give_place_back(KEYS[i], id, at)
+    if places then
         released = released + 1
-        let_in(KEYS[i], 1)
+        let_in(KEYS[i], places)
         touch(KEYS[NUMBER + i], bucket)
     end
 end

@@ -11,8 +11,8 @@
 --        5  most      >= 0: no more requests than that get their permits; the others, their slots, and nobody rings for them
 --        6  all       1: each request is asked for; 0: up to the first that is refused
 --        7  requests  how many, >= 1
---        8+ six per limit, see include/read_limits.lua; of each request its id and the id of its lease; of each place that is given
---           back the id of its lease, since when it was held in us, and the key of its bucket
+--        8+ six per limit, see include/read_limits.lua; of each request its id and the id of its lease; of each lease that is given
+--           back its member, see include/places.lua, since when it was held in us, and the key of its bucket
 -- Reply  the reply of acquire for each request that was asked for
 -- Writes as acquire and release
 local NUMBER, HORIZON_US, CLAIM_US, EAR = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -25,6 +25,7 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include touch.lua
+--!include places.lua
 --!include give_place_back.lua
 --!include waiting_lines.lua
 
@@ -38,13 +39,14 @@ local refused -- the limit that has refused a request last
 
 for i = 1, PLACES do
     local key, at = KEYS[4 * NUMBER + i], FIRST_PLACE + 3 * (i - 1)
-    if give_place_back(key, ARGV[at], tonumber(ARGV[at + 1])) then
-        free[key] = {KEYS[4 * NUMBER + PLACES + i], ARGV[at + 2], 1 + (free[key] and free[key][3] or 0)}
+    local places = give_place_back(key, ARGV[at], tonumber(ARGV[at + 1]))
+    if places then
+        free[key] = {KEYS[4 * NUMBER + PLACES + i], ARGV[at + 2], places + (free[key] and free[key][3] or 0)}
     end
 end
 
 local function left(key)
-    return asked[key].count - call('ZCOUNT', key, '(' .. int(now), '+inf') - asked[key].rung
+    return asked[key].count - call('ZCOUNT', key, '(' .. int(now), '+inf') - asked[key].rung - more_places(key)
 end
 
 -- Places are kept for lines whose turn is before that of the request.
@@ -55,7 +57,7 @@ local function let_others_first(limit, id)
         place = {rung = 0, count = limit.paused and limit.paused > now and 0 or limit.count}
         asked[key] = place
     end
-    local turn, first = tonumber(call('ZSCORE', limit.slots_key, id)), no_more_waiting(key, EAR, id)
+    local turn, first = tonumber(call('ZSCORE', limit.slots_key, id)), no_more_waiting(key, EAR, holder(id, limit.cost))
     turn = first and min(first, turn or first) or turn
     place.turn = first
     place.rung = place.rung + let_in(key, left(key), turn and free[key] and turn - SO_NEAR_US or turn, EAR, true)
@@ -94,7 +96,7 @@ for i = FIRST_ID, FIRST_PLACE - 1, 2 do
         local waits = EAR ~= '' and most > 0 and not is_refused and refused and refused.method == 'concurrency'
         local place = waits and asked[refused.state_key]
         local turn = place and place.count > 0 and tonumber(call('ZSCORE', refused.slots_key, ARGV[i]))
-        if turn then note_waiting(refused.state_key, EAR, ARGV[i], min(turn, place.turn or turn)) end
+        if turn then note_waiting(refused.state_key, EAR, holder(ARGV[i], refused.cost), min(turn, place.turn or turn)) end
         is_refused = true
         if not ALL then break end
     end

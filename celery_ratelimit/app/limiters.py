@@ -44,6 +44,7 @@ def _make(kind: Any, app: Celery) -> Any:
     )
     limiter._reader.others = _others(app)
     limiter._reader.goes_by = lambda: goes_by(app)
+    limiter._reader.missing_key = settings.missing_key
     return limiter
 
 

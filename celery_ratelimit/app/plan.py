@@ -13,8 +13,8 @@ from typing import Any
 
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
+from ..limiter.call_requests import demands_of
 from ..limiter.limit_request import LimitRequest, with_priority
-from ..limiter.resolve_request import demands_of
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
 from ..limits.specs import named
@@ -54,6 +54,7 @@ class Plan:
     fixed: tuple[LimitRequest, ...] | None
     node: str
     lowest_first: bool = True  # of priorities, at the app's broker
+    missing_key: str = "error"  # of limits that make no choice
 
     @cached_property
     def leased(self) -> bool:
@@ -104,7 +105,7 @@ class Plan:
         """
         demands = self.fixed
         if demands is None:
-            demands = demands_of(self.limits, self.signature, args, kwargs, self.node)
+            demands = demands_of(self.limits, self.signature, args, kwargs, self.node, missing_key=self.missing_key)
         return with_priority(demands, priority, lowest_first=self.lowest_first) if self.reserves else demands
 
 
@@ -152,7 +153,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     signature = signature_of(task.run)
     for limit in limits:
         _check_key(limit, where)
-        check_arguments(limit, signature, where)
+        check_arguments(limit, signature, where, settings.missing_key)
         if limit.priority_reserve is not None:
             limit.priority_reserve.check(where, limit.name, lowest_first=goes_by(task.app))
     policy = policy_of(task, limits, where)
@@ -175,7 +176,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
         fixed = demands_of(limits, None, (), {}, node)
     lowest = any(limit.priority_reserve is not None for limit in limits) and goes_by(task.app)
-    return Plan(tuple(limits), policy, signature, fixed, node, lowest)
+    return Plan(tuple(limits), policy, signature, fixed, node, lowest, settings.missing_key)
 
 
 def is_meant(pattern: str, name: str) -> bool:

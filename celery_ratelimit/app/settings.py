@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from ..errors import ConfigurationError
-from ..limits.any_limit import AnyLimit, check_quota
+from ..limits.any_limit import MISSING_KEY, AnyLimit, check_quota
 from ..limits.specs import limit_of, named
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import SCHEMES, is_sentinel
@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_tasks": {},
     "ratelimit_queues": {},
     "ratelimit_on_store_error": "defer",
+    "ratelimit_missing_key": "error",
     "ratelimit_prefix": None,
     "ratelimit_return_queue": "{queue}.throttled",
     "ratelimit_fleet": None,
@@ -62,6 +63,7 @@ class Settings:
         tasks: limits by task name or pattern, as written; each matching task has its own bucket of an unnamed limit.
         queues: limits by queue.
         on_store_error: handling of a task while the store does not answer.
+        missing_key: the ``missing_key`` of limits that have none.
         prefix: the start of every key in the store; begins with ``global_keyprefix`` where that is set.
         return_queue: the queue of returned tasks, a template over ``queue``.
         fleet: names the broker, so that parked tasks return to it; ``""``: named after its URL.
@@ -78,6 +80,7 @@ class Settings:
     prefix: str
     return_queue: str
     fleet: str
+    missing_key: str = "error"
     orphans_after: float = 60.0
     observers: tuple[Any, ...] = ()
     counts: bool = True
@@ -136,6 +139,11 @@ def _read(app: Celery) -> Settings:
         raise ConfigurationError(
             f"ratelimit_on_store_error={on_store_error!r} is not one of {', '.join(map(repr, ON_STORE_ERROR))}"
         )
+    missing_key = value["ratelimit_missing_key"]
+    if missing_key not in MISSING_KEY:
+        raise ConfigurationError(
+            f"ratelimit_missing_key={missing_key!r} is not one of {', '.join(map(repr, MISSING_KEY))}"
+        )
     prefix = _prefix(app) if value["ratelimit_prefix"] is None else value["ratelimit_prefix"]
     if not isinstance(prefix, str) or not prefix or set(prefix) & set("{} "):
         raise ConfigurationError(f"ratelimit_prefix={prefix!r} must be a text without spaces and braces")
@@ -170,6 +178,7 @@ def _read(app: Celery) -> Settings:
         tasks=tasks,
         queues=queues,
         on_store_error=on_store_error,
+        missing_key=missing_key,
         prefix=prefix,
         return_queue=return_queue,
     )

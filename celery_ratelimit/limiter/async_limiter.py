@@ -16,11 +16,12 @@ from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
+from .call_requests import reader_of
+from .cost_methods import CostMethods
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
-from .resolve_request import reader_of
 from .usage import AsyncUsageReporter
 
 __all__ = ["AsyncLimiter"]
@@ -35,7 +36,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(PermitMethods, AdminMethods):
+class AsyncLimiter(PermitMethods, CostMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call
@@ -164,7 +165,8 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         self,
         limits: Limits,
         *,
-        key: Key | None = None,
+        key: str | None = None,
+        key_template: Key | None = None,
         cost: Cost | None = None,
         priority: int | None = None,
         max_wait: float | None = None,
@@ -183,7 +185,8 @@ class AsyncLimiter(PermitMethods, AdminMethods):
                     f"{function!r} is no coroutine function: use Limiter.limited for a plain one, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
+            own = self._reader.kept_by(limits, key, key_template)
+            demands = reader_of(function, own, cost, key, self._reader.missing_key)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -150,9 +150,10 @@ class LeaseKeeper:
             thread.join(_LAST_LOOK)
 
     def here(self, demand: LimitRequest) -> int:
-        """The number of leases of a limit that this process holds."""
+        """The number of permits of a limit that this process holds."""
         with self._lock:
-            return sum(demand in held.places for held in self._held.values())
+            places = [place for held in self._held.values() for place in held.places]
+        return sum(place.cost for place in places if (place.name, place.key) == (demand.name, demand.key))
 
     def _release(self, ended: Sequence[Ended]) -> None:
         try:

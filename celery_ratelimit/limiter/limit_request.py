@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from ..errors import ConfigurationError, shown
-from ..limits.any_limit import AnyLimit
+from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from ..limits.priority_reserve import MILLION
@@ -18,12 +18,15 @@ from ..store.keys import short
 from ..store.resp import bulk
 
 __all__ = [
+    "MOST_SETTLED",
     "LimitRequest",
     "Limits",
     "actual_costs",
     "check_actual",
+    "check_filled",
     "check_reservable",
     "check_settled",
+    "costs_for",
     "each_bucket_once",
     "leased",
     "length_of",
@@ -35,7 +38,7 @@ __all__ = [
 ]
 
 #: Permits; above the burst of any limit.
-_MOST_SETTLED = 10**9
+MOST_SETTLED = 10**9
 #: Seconds; thirty years.
 _FOREVER = 1e9
 
@@ -111,6 +114,10 @@ class LimitRequest:
             return None
         return -int(self.limit.wire(self.cost, self.leaves)[5])
 
+    def lease_of(self, id: str) -> str:
+        """The lease of ``id`` as the store keeps it, see ``lua/include/places.lua``."""
+        return f"{id}\0{self.cost}" if self.cost > 1 else id
+
     def left(self, size: int) -> int:
         """Permits that the call leaves of a burst of ``size``, as ``lua/algorithms/token_bucket.lua`` computes them."""
         return max(0, min(self._leaves * size // MILLION, size - self.cost))
@@ -162,8 +169,8 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
     if isinstance(limit, Concurrency):
-        return replace(limit, name=None, key=None, fair=None, weights={})
-    return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
+        return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
+    return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
 
 
 #: The argument ``limits`` of the public methods.
@@ -180,6 +187,31 @@ def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
     return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)
 
 
+def costs_for(limits: Sequence[AnyLimit], cost: int | None, of_each: bool) -> list[int | None]:
+    """The cost that a call names for each limit; ``None``: the limit's own. Beside rates, a cost is not of places."""
+    if cost is None or of_each or all(isinstance(limit, Concurrency) for limit in limits):
+        return [cost] * len(limits)
+    return [None if isinstance(limit, Concurrency) else cost for limit in limits]
+
+
+def check_filled(key: Any, key_template: Any) -> None:
+    """Check a key where there are arguments, too, from which a template would make it."""
+    if key_template is not None:
+        raise ConfigurationError(f"key={shown(key)} and key_template={shown(key_template)}: pass one of the two")
+    if not isinstance(key, str) or _is_template(key):
+        raise ConfigurationError(
+            f"key={shown(key)} must be the bucket's key as it is shown, for all calls: for a key that is made from the "
+            f"arguments of each call pass key_template={shown(key)}"
+        )
+
+
+def _is_template(key: str) -> bool:
+    try:
+        return bool(template_fields(key))
+    except ValueError:  # a key with a single brace
+        return False
+
+
 def check_reservable(demands: Sequence[LimitRequest], id: str) -> None:
     if not id:
         raise ConfigurationError("a reservation needs an id: it is how it is found again")
@@ -189,7 +221,7 @@ def check_reservable(demands: Sequence[LimitRequest], id: str) -> None:
 
 def check_actual(demands: Sequence[LimitRequest], actual: Sequence[int]) -> None:
     for demand, cost in zip(demands, actual, strict=True):
-        if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < _MOST_SETTLED:
+        if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < MOST_SETTLED:
             raise ConfigurationError(
                 f"limit {demand.name!r}: an actual cost of {shown(cost)} is not a whole number, 0 or more"
             )
@@ -200,20 +232,41 @@ def check_settled(decision: Decision) -> None:
         raise ConfigurationError("a call that was refused was charged nothing: there is nothing to settle")
 
 
-def actual_costs(demands: Sequence[LimitRequest], actual_cost: int, name: str | None) -> list[int]:
-    """The final cost of each limit request: ``actual_cost`` for the settled limits, the old cost for the others."""
+def actual_costs(demands: Sequence[LimitRequest], actual_cost: int | Mapping[str, int], name: str | None) -> list[int]:
+    """The final cost of each limit request: the actual cost of the settled limits, the old cost of the others."""
+    if isinstance(actual_cost, Mapping):
+        if name is not None:
+            raise ConfigurationError(
+                f"limit={shown(name)}: the actual costs {shown(dict(actual_cost))} name their limits: leave limit= out"
+            )
+        if not actual_cost:
+            raise ConfigurationError(f"the actual costs name no limit (limits: {_names(demands)})")
+        for each in actual_cost:
+            _check_settles(demands, each)
+        return [actual_cost.get(demand.name, demand.cost) for demand in demands]
     if name is not None:
+        _check_settles(demands, name)
         chosen = [demand.name == name for demand in demands]
-        if not any(chosen):
-            known = ", ".join(demand.name for demand in demands)
-            raise ConfigurationError(f"there is no limit {name!r} in this decision (limits: {known})")
     else:
-        chosen = [not isinstance(demand.limit.cost, int) for demand in demands]
+        spent = [not isinstance(demand.limit, Concurrency) for demand in demands]
+        chosen = [each and not isinstance(demand.limit.cost, int) for each, demand in zip(spent, demands, strict=True)]
         if not any(chosen):
-            chosen = [demand.cost > 1 for demand in demands]
+            chosen = [each and demand.cost > 1 for each, demand in zip(spent, demands, strict=True)]
         if not any(chosen):
             chosen = [True] * len(chosen)
     return [actual_cost if is_meant else demand.cost for demand, is_meant in zip(demands, chosen, strict=True)]
+
+
+def _check_settles(demands: Sequence[LimitRequest], name: Any) -> None:
+    found = [demand for demand in demands if demand.name == name]
+    if not found:
+        raise ConfigurationError(f"there is no limit {shown(name)} in this decision (limits: {_names(demands)})")
+    if leased(found):
+        raise ConfigurationError(f"limit {name!r}: permits of a Concurrency are held, not spent: nothing is settled")
+
+
+def _names(demands: Sequence[LimitRequest]) -> str:
+    return ", ".join(dict.fromkeys(demand.name for demand in demands))
 
 
 def microseconds(seconds: float) -> int:

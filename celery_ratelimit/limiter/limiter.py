@@ -17,9 +17,10 @@ from ..store.keys import DEFAULT_PREFIX
 from ..store.url import client_of, close_client
 from .admin_methods import AdminMethods
 from .blocking_acquire import throttled
+from .call_requests import reader_of
+from .cost_methods import CostMethods
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
-from .resolve_request import reader_of
 from .sync_acquire import SyncAcquire
 from .sync_store import StoreRunner
 from .usage import UsageReporter
@@ -39,7 +40,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(SyncAcquire, AdminMethods):
+class Limiter(SyncAcquire, CostMethods, AdminMethods):
     """Acquires permits from the store. Works in any process that can reach the store.
 
     A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:
@@ -188,7 +189,8 @@ class Limiter(SyncAcquire, AdminMethods):
         self,
         limits: Limits,
         *,
-        key: Key | None = None,
+        key: str | None = None,
+        key_template: Key | None = None,
         cost: Cost | None = None,
         priority: int | None = None,
         max_wait: float | None = None,
@@ -200,9 +202,10 @@ class Limiter(SyncAcquire, AdminMethods):
 
         Args:
             limits: as in :meth:`acquire`; a :class:`Limit` object needs a name.
-            key: replaces the limits' own keys: a template over the function's arguments, or a callable that gets
-                them. Limits without keys stay single buckets. If no limit has a key, it applies to the :class:`Limit`
-                objects.
+            key: the bucket of every call, as in :meth:`acquire`.
+            key_template: replaces the limits' own keys: a template over the function's arguments, or a callable that
+                gets them. Limits without keys stay single buckets. If no limit has a key, it applies to the
+                :class:`Limit` objects.
             cost: permits that a call takes: a number, the name of an argument, or a callable that gets the arguments.
                 Default: each limit's own cost.
             max_wait: as in :meth:`permit`.
@@ -218,7 +221,8 @@ class Limiter(SyncAcquire, AdminMethods):
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._reader.kept_by(limits, key), cost)
+            own = self._reader.kept_by(limits, key, key_template)
+            demands = reader_of(function, own, cost, key, self._reader.missing_key)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,10 +15,7 @@ from .blocking_acquire import acquire
 from .limit_request import (
     LimitRequest,
     Limits,
-    actual_costs,
-    check_actual,
     check_reservable,
-    check_settled,
     leased,
     longest_wait,
     seconds_of,
@@ -71,6 +69,22 @@ class LimiterBase:
         self._pass_by(shadow)
         return replace(decision, _shadow=shadow)
 
+    def _counted(
+        self, operation: Operation[Decision], demands: tuple[LimitRequest, ...], *, waits: bool
+    ) -> Operation[Decision]:
+        now, counting = self._clock.monotonic, self._counting
+        if counting is None:
+            return (yield from operation)
+        began = now()
+        try:
+            decision = yield from operation
+        except STORE_TROUBLES:
+            note_lost(counting.counter, demands)
+            raise
+        note(counting.counter, decision._demands or demands, decision, now() - began if waits else 0.0)
+        self._core.shadows.hear(decision)
+        return decision
+
     @property
     def quotas(self) -> dict[str, AnyLimit]:
         """Limits by name; more may be added."""
@@ -100,7 +114,8 @@ class PermitMethods(LimiterBase):
             limits: a quota's name, a :class:`Limit` that has a name, or a list of these.
             args: the call's arguments by name: each limit takes its key and cost from them, as from a task's arguments.
             key: the bucket's key, as shown everywhere, for limits with keys. Other limits have a single bucket.
-            cost: permits to take from each limit. Default: each limit's own cost.
+            cost: permits to take from each limit, but of a :class:`Concurrency` only if no limit of the call is a rate.
+                Default: each limit's own cost.
             priority: the call's priority in the broker's numbers, for limits with a ``priority_reserve``. Default: the
                 priority of a message that is sent without one.
             max_wait: seconds that the call may sleep until its slot; ``None``: for ever. Default: not at all.
@@ -128,26 +143,15 @@ class PermitMethods(LimiterBase):
             with suppress(*STORE_TROUBLES):
                 yield from ask_shadow_reports(self._core, {each.name: each.limit for each in shadow})
             asked, shadow = shadows.split(demands)
-        if asked or not shadow:
+        if asked:
             decision = yield from self._acquire_and_count(asked, max_wait)
         else:
             decision = passed(shadow, self._core.new_id())
         return self._let_through(decision, shadow) if shadow and decision.allowed else decision
 
     def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
-        now, counting = self._clock.monotonic, self._counting
-        operation = acquire(self._core, demands, longest_wait(max_wait), now)
-        if counting is None:
-            return (yield from operation)
-        began = now()
-        try:
-            decision = yield from operation
-        except STORE_TROUBLES:
-            note_lost(counting.counter, demands)
-            raise
-        note(counting.counter, demands, decision, now() - began if max_wait != 0 else 0.0)
-        self._core.shadows.hear(decision)
-        return decision
+        operation = acquire(self._core, demands, longest_wait(max_wait), self._clock.monotonic)
+        return (yield from self._counted(operation, demands, waits=max_wait != 0))
 
     @limiter_method
     def peek(
@@ -214,8 +218,8 @@ class PermitMethods(LimiterBase):
         demands = self._reader.demands(limits, key, cost, args, priority)
         check_reservable(demands, id)
         asked, shadow = self._core.shadows.split(demands)
-        seconds, decision = seconds_of("horizon", horizon, 0), passed(shadow, id) if shadow else None
-        if asked or decision is None:
+        seconds, decision = seconds_of("horizon", horizon, 0), passed(shadow, id)
+        if asked:
             decision = yield from self._core.reserve(asked, id=id, horizon=seconds)
         if not shadow:
             return decision
@@ -244,38 +248,6 @@ class PermitMethods(LimiterBase):
         return (yield from self._core.cancel(asked, id=id)) if asked else was_there
 
     @limiter_method
-    def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Operation[bool]:
-        """Correct a granted call's cost once it is known: charge the difference, or return it.
-
-        For costs that are known only afterwards, such as a language model's tokens: acquire with an estimate, settle
-        with the actual cost. A decision is settled once. Permits come back as far as no limit can be exceeded: all of
-        them to windows; to a token bucket what it would still hold without this charge, less what has refilled since;
-        none under warm-up.
-
-        Args:
-            decision: the decision that allowed the call.
-            actual_cost: permits, 0 or more. It may be above the limit's burst: later calls then wait.
-            limit: the limit to settle. Default: each whose cost is not a fixed number; if there is none, each that
-                takes more than one permit; else all.
-
-        Returns:
-            Whether this call settled it; False if an earlier call had.
-        """
-        check_settled(decision)
-        demands, shadow = decision._demands, decision._shadow
-        if not demands and not shadow:
-            return False
-        actual = actual_costs((*demands, *shadow), actual_cost, limit)
-        check_actual((*demands, *shadow), actual)
-        is_first = bool(shadow) and self._core.shadows.is_first(("settled", decision.id))
-        if is_first:
-            self._correct(shadow, actual[len(demands) :])
-        if not demands:
-            return is_first
-        actual = actual[: len(demands)]
-        return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision._granted_at))
-
-    @limiter_method
     def release(self, decision: Decision) -> Operation[bool]:
         """Release the :class:`Concurrency` leases that a call holds. Idempotent; False: there were none."""
         return (yield from self._core.release(decision._demands, id=decision.id, granted_at=decision._granted_at))
@@ -294,6 +266,6 @@ class PermitMethods(LimiterBase):
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> Operation[int]:
-        """The permits that could be taken now: the smallest number over the limits."""
-        decision = yield from self._peek(self._reader.demands(limits, key, 1, args, priority))
-        return min(state.remaining for state in decision.states) if decision.allowed else 0
+        """The permits that could be taken now: the smallest number over the limits. ``sys.maxsize``: none applies."""
+        decision = yield from self._peek(self._reader.demands(limits, key, 1, args, priority, of_each=True))
+        return min([state.remaining for state in decision.states], default=sys.maxsize) if decision.allowed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -13,12 +12,12 @@ from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.specs import quotas_of
-from ..limits.templates import Cost, arguments_of, check_arguments, cost_of, key_of, share_of, signature_of
+from ..limits.templates import cost_of, key_of
 from ..names import listed, near
 from ..store.keys import short
-from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
+from .limit_request import LimitRequest, Limits, check_filled, costs_for, each_bucket_once, own_key, with_priority
 
-__all__ = ["RequestResolver", "demands_of", "reader_of", "several"]
+__all__ = ["RequestResolver", "several"]
 
 
 class RequestResolver:
@@ -31,12 +30,14 @@ class RequestResolver:
         quotas: the same, as limits.
         others: further limits by name: of an app's tasks and queues.
         goes_by: returns whether the lowest priority goes first; ``None``: not known.
+        missing_key: the choice of limits that make none.
     """
 
     def __init__(self, quotas: Mapping[str, Any] | None) -> None:
         self.quotas = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
+        self.missing_key = "error"
         self._named = lru_cache(maxsize=1024)(_named)
         self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
 
@@ -47,8 +48,10 @@ class RequestResolver:
         cost: int | None,
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        *,
+        of_each: bool = False,
     ) -> tuple[LimitRequest, ...]:
-        return self.of_priority(self.plain(limits, key, cost, args), priority)
+        return self.of_priority(self.plain(limits, key, cost, args, of_each=of_each), priority)
 
     def of_priority(self, demands: tuple[LimitRequest, ...], priority: int | None) -> tuple[LimitRequest, ...]:
         """The limit requests for a call of that priority; ``None``: of a message that has none.
@@ -76,53 +79,74 @@ class RequestResolver:
         return with_priority(demands, priority or 0, lowest_first=lowest)
 
     def plain(
-        self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
+        self,
+        limits: Limits,
+        key: str | None,
+        cost: int | None,
+        args: Mapping[str, Any] | None,
+        *,
+        of_each: bool = False,
     ) -> tuple[LimitRequest, ...]:
         """The limit requests of a call, where its priority does not matter.
 
         With ``args``, each limit takes its key and cost from the arguments, as a task's do, unless they are given.
+        ``cost`` is of every limit if ``of_each``; else a :class:`Concurrency` beside rates keeps its own.
         """
         chosen = _some(self.resolved(limits), key)
         if isinstance(key, str):
             key = short(key)
-        asked = [(limit, key, cost) for limit in chosen]
+        asked: list[tuple[AnyLimit, str | None, int | None]]
+        asked = [(limit, key, own) for limit, own in zip(chosen, costs_for(chosen, cost, of_each), strict=True)]
         if args is not None:
-            if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
-                raise ConfigurationError(
-                    f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
-                )
-            asked = [
-                (
-                    limit,
-                    short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
-                    cost_of(limit, args, (), args) if cost is None else cost,
-                )
-                for limit in chosen
-            ]
+            asked = self._from_arguments(asked, args)
         try:
             return each_bucket_once([self._demand(*each) for each in asked])
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
             return each_bucket_once([_demand(*each) for each in asked])
 
+    def _from_arguments(
+        self, asked: Sequence[tuple[AnyLimit, str | None, int | None]], args: Mapping[str, Any]
+    ) -> list[tuple[AnyLimit, str | None, int | None]]:
+        """The limits that apply to a call with these arguments, each with its key and cost."""
+        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+            raise ConfigurationError(
+                f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
+            )
+        applied: list[tuple[AnyLimit, str | None, int | None]] = []
+        for limit, key, cost in asked:
+            if key is None and limit.key is not None:
+                filled = key_of(limit, args, (), args, self.missing_key)
+                if filled is None:
+                    continue
+                key = short(filled)
+            applied.append((limit, key, cost_of(limit, args, (), args) if cost is None else cost))
+        return applied
+
     def resolved(self, limits: Limits) -> tuple[AnyLimit, ...]:
         """The limits as a tuple, with names resolved."""
         return tuple([self.quota(each) if isinstance(each, str) else each for each in several(limits)])
 
-    def kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
-        """The limits with ``key``, a template or a callable, in place of their own keys.
+    def kept_by(
+        self, limits: Limits, key: str | None, key_template: str | Callable[..., str] | None
+    ) -> tuple[AnyLimit, ...]:
+        """The limits with ``key_template``, a template or a callable, in place of their own keys.
 
-        Limits without keys stay single buckets. If no limit has a key, ``key`` applies to the :class:`Limit` objects,
-        and not to quotas, which other callers share.
+        Limits without keys stay single buckets. If no limit has a key, the template applies to the :class:`Limit`
+        objects, and not to quotas, which other callers share. A filled ``key`` needs a limit that has keys.
         """
         resolved = self.resolved(limits)
-        if key is None:
+        if key is not None:
+            check_filled(key, key_template)
+            return _some(resolved, key)
+        if key_template is None:
             return resolved
         chosen = [limit.key is not None for limit in resolved]
         if not any(chosen):
             chosen = [not isinstance(each, str) for each in several(limits)]
         if resolved and not any(chosen):
-            raise _not_kept_by_key(resolved, key)
-        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(resolved, chosen, strict=True)])
+            raise _not_kept_by_key(resolved, key_template)
+        each = zip(resolved, chosen, strict=True)
+        return tuple([replace(limit, key=key_template) if mine else limit for limit, mine in each])
 
     def quota(self, name: str) -> AnyLimit:
         limit = self._found(name)
@@ -174,7 +198,7 @@ class RequestResolver:
     ) -> tuple[LimitRequest, ...]:
         """The limit requests to reset. With ``force``, an unknown name stands for any limit with such a bucket."""
         if not force:
-            return self.plain(limits, key, 1, args)
+            return self.plain(limits, key, 1, args, of_each=True)
         known: list[AnyLimit] = []
         unknown: list[LimitRequest] = []
         for each in several(limits):
@@ -183,65 +207,7 @@ class RequestResolver:
                 unknown += [LimitRequest(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
-        return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
-
-
-def reader_of(
-    function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None
-) -> Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]:
-    """A function that makes limit requests from the arguments of each call of ``function``.
-
-    Args:
-        limits: each has a name.
-        cost: replaces the limits' own costs, except for :class:`Concurrency`, where a call takes one lease.
-
-    Raises:
-        ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
-    """
-    where = f"function {getattr(function, '__qualname__', repr(function))!r}"
-    if not limits:
-        raise ConfigurationError(f"{where}: no limit was named: pass a quota's name, a Limit, or several of them")
-    signature = signature_of(function)
-    own = []
-    for limit in limits:
-        if limit.name is None:
-            raise ConfigurationError(
-                f"{where}: {limit!r} has no name, so it has no bucket in the store: give it name=…"
-            )
-        if cost is not None and not isinstance(limit, Concurrency):
-            limit = replace(limit, cost=cost)
-        check_arguments(limit, signature, where)
-        own.append(limit)
-    return lambda args, kwargs: demands_of(own, signature, args, kwargs)
-
-
-def demands_of(
-    limits: Sequence[AnyLimit],
-    signature: inspect.Signature | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    node: str | None = None,
-) -> tuple[LimitRequest, ...]:
-    """The limit requests of a call with these arguments. Exceptions of a user's callable are raised.
-
-    Args:
-        signature: of the task or function.
-        args, kwargs: of the call.
-        node: has its own bucket under ``per_worker``. Default: this machine.
-    """
-    arguments = arguments_of(signature, args, kwargs)
-    return each_bucket_once(
-        [
-            LimitRequest(
-                limit,
-                limit.name or "",
-                own_key(limit, key_of(limit, arguments, args, kwargs), node),
-                cost_of(limit, arguments, args, kwargs),
-                share=None if limit.fair is None else short(share_of(limit, arguments, args, kwargs) or ""),
-            )
-            for limit in limits
-        ]
-    )
+        return (*(self.plain(known, key, 1, args, of_each=True) if known else ()), *unknown)
 
 
 def several(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[str | AnyLimit, ...]:
@@ -294,9 +260,7 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> LimitRequest:
         )
     elif not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
-    if isinstance(limit, Concurrency):
-        cost = 1
-    elif cost is not None:
+    if cost is not None:
         cost = check_cost(name, cost, limit.most)
     elif isinstance(limit.cost, int):
         cost = limit.cost

@@ -160,7 +160,11 @@ class Calls:
         """Two keys and three arguments for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
-        return keys, [text for demand, each in leases for text in (each.id, str(int(each.granted_at)), demand.key)]
+        return keys, [
+            text
+            for demand, each in leases
+            for text in (demand.lease_of(each.id), str(int(each.granted_at)), demand.key)
+        ]
 
     def of_release_and_acquire(
         self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
@@ -176,7 +180,10 @@ class Calls:
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Call:
-        arguments = [*[holder for _, holder in leases], *[demand.limit.wire(1)[2] for demand, _ in leases]]
+        arguments = [
+            *[demand.lease_of(holder) for demand, holder in leases],
+            *[demand.limit.wire(1)[2] for demand, _ in leases],
+        ]
         return call_of([self._leases(demand) for demand, _ in leases], arguments)
 
     def of_standing(self, demands: Sequence[LimitRequest]) -> Call:

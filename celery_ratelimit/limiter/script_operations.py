@@ -29,6 +29,7 @@ class Scripts:
         self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
         self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
         self.settle, self.forget = script("settle"), script("forget")
+        self.acquire_up_to, self.charge = script("acquire_up_to"), script("charge")
         self.release, self.renew = script("release"), script("renew")
         self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
@@ -100,7 +101,8 @@ class Operations:
 
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         """Drop the slots of ``id``, a request that will not return. Idempotent."""
-        yield from self.decide(self.scripts.forget, demands, id)
+        if demands:
+            yield from self.decide(self.scripts.forget, demands, id)
 
     def reserve(self, demands: Sequence[LimitRequest], *, id: str, horizon: float) -> Operation[Decision]:
         """Take permits ahead of time, under an id."""
@@ -120,9 +122,15 @@ class Operations:
         settled = yield from self.decide(self.scripts.settle, demands, id, granted_at, kind="ids", last=actual)
         return settled == [1]
 
+    def charge(self, demands: Sequence[LimitRequest]) -> Operation[None]:
+        """Take permits that were used already."""
+        charge, calls = self.scripts.charge, self.calls
+        parts = [tuple([demands[i] for i in part]) for part in self.by_slot(demands)]
+        yield from run_all([RunScript(charge, calls.of_script(charge, part, (), None, ())) for part in parts])
+
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Refill the buckets; ``note``: author and reason."""
-        parts = [[demands[i] for i in part] for part in self.by_slot(demands)]
+        parts = [[demands[i] for i in part] for part in self.by_slot(demands)] if demands else []
         yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
     # -- Leases ----------------------------------------------------------------------------------------------------

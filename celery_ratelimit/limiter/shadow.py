@@ -129,7 +129,9 @@ def asked_of(demands: Sequence[LimitRequest]) -> tuple[Asked, ...]:
 
 
 def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
-    """The decision about a call whose limits are all in shadow, made without the store."""
+    """The decision about a call whose limits are all in shadow, or to which none applies, made without the store."""
+    if not shadow:
+        return Decision(True, 0, 0, 0.0, 0.0, None, id=id)
     states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
     first = states[0]
     return Decision(True, first.capacity, first.remaining, 0.0, 0.0, None, states, id=id, _shadow=tuple(shadow))

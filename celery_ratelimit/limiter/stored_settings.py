@@ -42,7 +42,9 @@ __all__ = ["SettingCalls", "check_shadow_to_store", "note_of", "read_config", "r
 #: Characters of a reason that are kept.
 LONGEST = 1000
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"}
+_NOT_STORED = {
+    *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
+}
 
 
 class SettingCalls:

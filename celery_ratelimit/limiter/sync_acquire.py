@@ -132,7 +132,8 @@ class SyncAcquire(PermitMethods):
         names = [each for each in named if isinstance(each, str)]
         warm = None
         if (
-            self._asker.link.takes_bytes
+            demands
+            and self._asker.link.takes_bytes
             and core.takes_one_script(demands)
             and not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
             and all(name in self.quotas for name in names)

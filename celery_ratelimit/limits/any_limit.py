@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import ConfigurationError, ImpossibleRequest, shown
 from .weights import Weights
 
-__all__ = ["AnyLimit", "check_cost", "check_quota"]
+__all__ = ["MISSING_KEY", "AnyLimit", "check_cost", "check_quota"]
+
+#: Values of ``missing_key``.
+MISSING_KEY = ("error", "exempt", "shared")
 
 
 def check_cost(name: str, cost: Any, most: int) -> int:
@@ -42,6 +45,8 @@ class AnyLimit:
         def weights(self) -> Mapping[str, float]: ...
         @property
         def cost(self) -> int | str | Callable[..., int]: ...
+        @property
+        def missing_key(self) -> str | None: ...
         @property
         def per_worker(self) -> bool: ...
         @property
@@ -89,6 +94,17 @@ def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) 
             "share the limit: say with fair= who that is, as in fair='{tenant_id}'"
         )
     return weights if isinstance(weights, Weights) else Weights(who, {} if weights is None else weights)
+
+
+def check_missing_key(who: str, missing_key: Any, key: Any) -> None:
+    if missing_key is None:
+        return
+    if missing_key not in MISSING_KEY:
+        raise ConfigurationError(
+            f"{who}: missing_key={shown(missing_key)} is not one of {', '.join(map(repr, MISSING_KEY))}"
+        )
+    if key is None:
+        raise ConfigurationError(f"{who}: missing_key={missing_key!r} is for a limit with key=")
 
 
 def check_shadow(who: str, shadow: Any) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from ..errors import ConfigurationError, shown
-from .any_limit import AnyLimit, check_name_and_keys, check_shadow, is_number
+from ..errors import ConfigurationError, ImpossibleRequest, shown
+from .any_limit import AnyLimit, check_cost, check_missing_key, check_name_and_keys, check_shadow, is_number
 from .weights import Weights
 
 __all__ = ["NO_SHADOW", "Concurrency"]
@@ -22,16 +22,19 @@ NO_SHADOW = (
 
 @dataclass(frozen=True)
 class Concurrency(AnyLimit):
-    """At most ``limit`` tasks at once, across the whole fleet.
+    """At most ``limit`` tasks at once, across the whole fleet; or tasks that hold ``limit`` permits together.
 
     A running task holds a *lease*. The worker renews it while the task runs and releases it at the end, also of a
     failed task. If the worker is killed, the lease expires. A lease belongs to one run: a copy of the task that is
     delivered while the first run goes on waits for its own lease, also if the first run's worker was killed.
 
     Args:
-        limit: number of leases at once.
+        limit: number of permits that are held at once.
         name: see :class:`Limit`.
-        key: see :class:`Limit`.
+        key, missing_key: see :class:`Limit`.
+        cost: permits that one task holds, as of memory or of GPUs: a whole number, the name of an argument that holds
+            it, or a callable that gets the task's arguments and returns it. A task waits until as many are free at the
+            same time; permits that become free are kept for the task that waits for the longest.
         lease: seconds after which the lease of a killed holder expires. A lease is renewed every third of this time, so
             a task may run for much longer.
         per_worker: see :class:`Limit`.
@@ -52,13 +55,14 @@ class Concurrency(AnyLimit):
     _: KW_ONLY
     name: str | None = None
     key: str | Callable[..., str] | None = None
+    missing_key: str | None = None
+    cost: int | str | Callable[..., int] = 1
     lease: float = 60.0
     per_worker: bool = False
     fair: str | Callable[..., str] | None = None
     weights: Mapping[str, float] = Weights("", {})
     shadow: bool = False
 
-    cost: ClassVar[int] = 1
     method: ClassVar[str] = "concurrency"
     algorithm: ClassVar[str] = "concurrency"
     interval: ClassVar[float] = 0.0
@@ -70,11 +74,21 @@ class Concurrency(AnyLimit):
             raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
         if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
             raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
+        self._check_cost(who)
+        check_missing_key(who, self.missing_key, self.key)
         check_shadow(who, self.shadow)
         if self.shadow:
             raise ConfigurationError(f"{who}: {NO_SHADOW}")
         weights = check_name_and_keys(who, self.name, self.key, self.fair, self.weights)
         object.__setattr__(self, "weights", weights)  # the dataclass is frozen
+
+    def _check_cost(self, who: str) -> None:
+        if isinstance(self.cost, str) or callable(self.cost):
+            return
+        try:
+            object.__setattr__(self, "cost", check_cost(self.name or "limit", self.cost, self.limit))
+        except ImpossibleRequest as error:
+            raise ConfigurationError(f"{who}: {error}") from None
 
     @property
     def size(self) -> int:

@@ -67,6 +67,8 @@ class Decision:
         queue_full: refused, because the queue is full, too (the option ``capacity`` of a leaky bucket).
             ``retry_after`` then is the time until the queue has room.
         id: names the request, for :meth:`~celery_ratelimit.Limiter.settle` and leases.
+        permits: how many permits :meth:`~celery_ratelimit.Limiter.acquire_up_to` took of each limit; 0 for other calls,
+            which take each limit's cost.
 
     ``states`` omits limits in shadow, which delay nothing, unless all limits of the request are in shadow.
 
@@ -88,6 +90,7 @@ class Decision:
     _granted_at: int = 0
     _demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     _shadow: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    permits: int = 0
 
     def __bool__(self) -> bool:
         return self.allowed

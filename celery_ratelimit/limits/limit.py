@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .any_limit import AnyLimit, check_cost, check_name_and_keys, check_shadow, is_number
+from .any_limit import AnyLimit, check_cost, check_missing_key, check_name_and_keys, check_shadow, is_number
 from .fitting import WINDOWS, check_exact, check_room_for_costs
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
@@ -63,6 +63,9 @@ class Limit(AnyLimit):
         key: the bucket that a call uses: none (a single bucket), a template over the task's arguments
             (``"tenant:{tenant_id}"``; positional ones are bound by name), or a callable that gets the task's arguments
             and returns a string.
+        missing_key: a call whose arguments give no key (an argument of ``key`` is missing or ``None``, or the callable
+            returns ``None``): ``"error"``, ``"exempt"`` (the limit does not apply to it) or ``"shared"`` (all such
+            calls have one bucket, of the key ``(missing)``). Default: ``ratelimit_missing_key``, else ``"error"``.
         cost: permits that a call takes: a whole number, the name of an argument that holds it, or a callable that gets
             the task's arguments and returns it.
         refill: token bucket: ``"continuous"``, or ``"interval"``: the whole count comes at once every period, and the
@@ -106,6 +109,7 @@ class Limit(AnyLimit):
     algorithm: str = "token_bucket"
     name: str | None = None
     key: str | Callable[..., str] | None = None
+    missing_key: str | None = None
     cost: int | str | Callable[..., int] = 1
     refill: str = "continuous"
     debt: int = 0
@@ -128,6 +132,7 @@ class Limit(AnyLimit):
         algorithm: str = "token_bucket",
         name: str | None = None,
         key: str | Callable[..., str] | None = None,
+        missing_key: str | None = None,
         cost: int | str | Callable[..., int] = 1,
         refill: str = "continuous",
         debt: int = 0,
@@ -149,6 +154,7 @@ class Limit(AnyLimit):
         who = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
         parse_rate(rate)
         check_shadow(who, shadow)
+        check_missing_key(who, missing_key, key)
         if algorithm not in ALGORITHMS:
             places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
             raise ConfigurationError(

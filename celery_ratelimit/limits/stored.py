@@ -165,7 +165,9 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         ours["lease"] = code.lease
     try:
         if "rate" not in said:
-            return Concurrency(**said, **ours, name=name)
+            places = Concurrency(**said, **ours, name=name)
+            object.__setattr__(places, "cost", 1 if code is None else code.cost)  # as below
+            return places
         limit = Limit(**said, **ours, name=name)
     except TypeError as error:  # an option that this version does not have
         raise ConfigurationError(

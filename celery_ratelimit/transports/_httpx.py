@@ -27,9 +27,10 @@ class LimitedTransport(httpx.BaseTransport):
     Args:
         limiter: acquires the permits.
         limits: as in :meth:`Limiter.acquire`.
-        key: replaces the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that gets
-            the request. Limits without keys stay single buckets. If no limit has a key, it applies to the
-            :class:`Limit` objects.
+        key: the bucket of every request, as in :meth:`Limiter.acquire`.
+        key_template: replaces the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable
+            that gets the request. Limits without keys stay single buckets. If no limit has a key, it applies
+            to the :class:`Limit` objects.
         cost: permits that a request takes. Default: each limit's own cost.
         max_wait: seconds that a request may wait for its slot; ``None``, the default: for ever. The timeouts of httpx
             do not include this time.
@@ -48,13 +49,14 @@ class LimitedTransport(httpx.BaseTransport):
         limiter: Limiter,
         limits: Limits,
         *,
-        key: RequestKey | None = None,
+        key: str | None = None,
+        key_template: RequestKey | None = None,
         cost: int | None = None,
         max_wait: float | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._limiter, self._max_wait = limiter, max_wait
-        self._each = PerRequest(limiter, limits, key, cost)
+        self._each = PerRequest(limiter, limits, key, key_template, cost)
         self._transport = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -80,13 +82,14 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
         limiter: AsyncLimiter,
         limits: Limits,
         *,
-        key: RequestKey | None = None,
+        key: str | None = None,
+        key_template: RequestKey | None = None,
         cost: int | None = None,
         max_wait: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._limiter, self._max_wait = limiter, max_wait
-        self._each = PerRequest(limiter, limits, key, cost)
+        self._each = PerRequest(limiter, limits, key, key_template, cost)
         self._transport = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

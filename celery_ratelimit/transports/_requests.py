@@ -27,9 +27,10 @@ class LimitedAdapter(HTTPAdapter):
     Args:
         limiter: acquires the permits.
         limits: as in :meth:`Limiter.acquire`.
-        key: replaces the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that gets
-            the prepared request. Limits without keys stay single buckets. If no limit has a key, it applies to the
-            :class:`Limit` objects.
+        key: the bucket of every request, as in :meth:`Limiter.acquire`.
+        key_template: replaces the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable
+            that gets the prepared request. Limits without keys stay single buckets. If no limit has a key, it applies
+            to the :class:`Limit` objects.
         cost: permits that a request takes. Default: each limit's own cost.
         max_wait: seconds that a request may wait for its slot; ``None``, the default: for ever. The timeouts of
             requests do not include this time, ``Response.elapsed`` does.
@@ -49,14 +50,15 @@ class LimitedAdapter(HTTPAdapter):
         limiter: Limiter,
         limits: Limits,
         *,
-        key: RequestKey | None = None,
+        key: str | None = None,
+        key_template: RequestKey | None = None,
         cost: int | None = None,
         max_wait: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self._limiter, self._max_wait = limiter, max_wait
-        self._each = PerRequest(limiter, limits, key, cost)
+        self._each = PerRequest(limiter, limits, key, key_template, cost)
 
     def send(self, request: PreparedRequest, stream: bool = False, *args: Any, **options: Any) -> Response:
         url = urlsplit(request.url or "")

@@ -24,7 +24,7 @@ class Asked(TypedDict):
 
     limits: tuple[AnyLimit, ...]
     key: str | None
-    args: dict[str, str]
+    args: dict[str, Any]
     cost: int | None
 
 
@@ -34,31 +34,47 @@ class PerRequest:
     Args:
         limiter: knows the quotas.
         limits: as in :meth:`Limiter.acquire`.
-        key: replaces the limits' own keys, as in :meth:`Limiter.limited`.
+        key, key_template: as in :meth:`Limiter.limited`.
         cost: permits that a request takes. Default: each limit's own cost.
 
     Raises:
         ConfigurationError: an unknown quota, or a key or cost that a request does not provide.
     """
 
-    def __init__(self, limiter: LimiterBase, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
-        self._limits = limiter._reader.kept_by(limits, key)
-        self._asks_request = key if callable(key) else None
-        self._cost = cost
+    def __init__(
+        self,
+        limiter: LimiterBase,
+        limits: Limits,
+        key: str | None,
+        key_template: RequestKey | None,
+        cost: int | None,
+    ) -> None:
+        self._reads_request = callable(key_template)
+        template = _of_request(key_template) if callable(key_template) else key_template
+        self._limits = limiter._reader.kept_by(limits, key, template)
+        self._key, self._cost = key, cost
+        of_rates = any(not isinstance(limit, Concurrency) for limit in self._limits)
         for limit in self._limits:
-            if cost is None and not isinstance(limit, Concurrency) and not isinstance(limit.cost, int):
+            is_named = cost is not None and not (of_rates and isinstance(limit, Concurrency))
+            if not is_named and not isinstance(limit.cost, int):
                 raise ConfigurationError(
                     f"limit {limit.name!r} takes its cost from a task's arguments, which a request has none of: "
                     "pass cost=…"
                 )
             if isinstance(limit.cost, int):
-                check_arguments(limit, _SIGNATURE, "transport")
+                check_arguments(limit, _SIGNATURE, "transport", limiter._reader.missing_key, key)
 
     def asks(self, request: Any, host: str, method: str, path: str) -> Asked:
         """The arguments of ``permit`` for one request."""
         args = {"host": host, "method": method, "path": path}
-        key = None if self._asks_request is None else self._asks_request(request)
-        return {"limits": self._limits, "key": key, "args": args, "cost": self._cost}
+        if self._reads_request:
+            args["request"] = request
+        return {"limits": self._limits, "key": self._key, "args": args, "cost": self._cost}
+
+
+def _of_request(key: Callable[[Any], str]) -> Callable[..., str]:
+    """A key that is made from a request, as a key that is made from the arguments of a call."""
+    return lambda request, **_: key(request)
 
 
 def _of_a_request(host: str, method: str, path: str) -> None: ...

@@ -273,7 +273,7 @@ class FallbackLimiter:
         """Take permits of each limit; else the seconds until there are some."""
         now, workers = monotonic(), self._workers()
         leased = [demand for demand in demands if isinstance(demand.limit, Concurrency)]
-        if any(self._leases.here(demand) >= max(1, demand.size // workers) for demand in leased):
+        if any(self._leases.here(demand) + demand.cost > max(1, demand.size // workers) for demand in leased):
             return AGAIN
         intervals = {
             (demand.name, demand.key): demand.interval * demand.cost * (1 if demand.limit.per_worker else workers)

@@ -106,7 +106,7 @@ function counted.reserve(limit, now, id, joint, latest)
     local owner = limit.owner
     if owner and owner > now then return max(owner, joint) end -- came early: its slot stands
     local slot = counted.place(limit, now, joint)
-    if id ~= '' and slot <= latest then counted.claim(limit, now, id, slot) end
+    if id ~= '' and slot <= latest then limit.algorithm.claim(limit, now, id, slot) end
     return slot
 end
 

@@ -1,5 +1,5 @@
 -- The most frequent requests, decided at less than half of the cost: no function is made for them, and no command is sent that they
--- do not need. Each limit is a token bucket of whole intervals, a sliding log or places; no request waits, nothing is paused, and
+-- do not need. Each limit is a token bucket of whole intervals, a sliding log or places, one a holder; no request waits, nothing is paused, and
 -- what is stored has the algorithm of the code. Then a request is allowed here if its permits lie within the horizon; those of a log
 -- and of places have to be there now. A request of one bucket is refused here if it keeps no slot. The answer and what is written
 -- are those of the algorithms' own files. Every other request goes on below this file.
@@ -28,7 +28,7 @@ do
             else -- its file may not be in this script
                 method = ''
             end
-        elseif own then
+        elseif own or config then
             method = ''
         end
         local cost = ARGV[at + 4]
@@ -81,7 +81,8 @@ do
             got[3 * i - 2] = held
             local left, expiry = count - held - 1, now + period
             -- A lease that ends later than the new one says when the key expires.
-            if left < 0 or call('ZCARD', KEYS[3 * NUMBER + i]) > 0 or call('ZSCORE', key, lease_id or id)
+            if left < 0 or cost ~= '1' or call('ZCARD', KEYS[3 * NUMBER + i]) > 0 or call('ZSCORE', key, lease_id or id)
+                or call('ZSCORE', key, '\0+') -- see places.lua
                 or call('ZCOUNT', key, int(expiry + 1), '+inf') > 0 then
                 joint = nil
                 break

@@ -2,16 +2,17 @@
 -- worker asks then, and need not ask all the time. For a caller a place is held until it asks. Either does not wait any more until
 -- it has asked, and was refused, once more.
 --
--- leases key: member \1 <ear> <blank> <id> -> minus the us of the turn that the request has had first: whoever comes late has another one
--- by then. Of a line it is the first request that waits. An ear is
+-- leases key: member \1 <ear> <blank> <member> -> minus the us of the turn that the request has had first: whoever comes late has another
+-- one by then. Of a line it is the first request that waits. The last part is the member of the lease that it waits for, see places.lua.
+-- An ear is
 --   <worker> . <line>   what is published is <line>; a worker whose name begins with c hears it at another node of a cluster, and
 --                       then nobody can say whether it is there
 --   @                   of a caller
 --
--- Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not wait; note_waiting(key, ear, id, turn);
--- let_in(key, most, before, own, holds): in the order of their turns `most` of them, or as many as
--- there are, are rung for, or have a place held, if `holds`; those that are before `before` us, nil: all; but for `own`. Returns for how
--- many it has rung.
+-- Uses places_of and add_places, see places.lua. Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not
+-- wait; note_waiting(key, ear, id, turn); let_in(key, most, before, own, holds): in the order of their turns as many as wait for `most`
+-- places are rung for, or have their places held, if `holds`: then `most` are free, and who waits for more is passed over; those that are
+-- before `before` us, nil: all; but for `own`. Returns for how many places it has rung.
 local PASSED_BY = 16 -- lines whose workers are gone, in one script; the next one goes on with them
 local HELD_US = 1000000 -- a caller asks sooner: see limiter/blocking_acquire.py
 
@@ -30,21 +31,22 @@ end
 
 local function let_in(key, most, before, own, holds)
     local from = before and '(' .. int(-before) or '-inf'
-    local found = most > 0 and call('ZRANGE', key, '(0', from, 'BYSCORE', 'REV', 'LIMIT', 0, int(most + PASSED_BY)) or {}
+    local found = most > 0 and call('ZRANGE', key, '-1', from, 'BYSCORE', 'REV', 'LIMIT', 0, int(most + PASSED_BY)) or {}
     local rung = 0
     for _, member in ipairs(found) do
         local worker, line = match(member, '^\1([cs]%x+)%.(%d+) ')
         local id = holds and match(member, '^\1@ (.+)$')
-        if most == 0 then break end
-        if id or worker and worker .. '.' .. line ~= own then
+        local places = places_of(member)
+        if most <= 0 then break end
+        if (id or worker and worker .. '.' .. line ~= own) and not (holds and places > most) then
             call('ZREM', key, member)
             if id then
-                most = most - 1
-                call('ZADD', key, int(now + HELD_US), id)
+                most = most - places
+                if call('ZADD', key, int(now + HELD_US), id) == 1 then add_places(key, places - 1) end
                 if call('PTTL', key) * 1000 < HELD_US then call('PEXPIRE', key, int(HELD_US / 1000)) end
             else
                 local hear = redis.pcall('PUBLISH', (match(key, '^.-:v%d+:') or '') .. 'bell:' .. worker, line)
-                if type(hear) == 'number' and (hear > 0 or match(worker, '^c')) then most, rung = most - 1, rung + 1 end
+                if type(hear) == 'number' and (hear > 0 or match(worker, '^c')) then most, rung = most - places, rung + places end
             end
         end
     end

@@ -171,6 +171,31 @@ def pair(index: int, seconds: float) -> int:
         time.sleep(0.02)
 
 
+GPUS = Concurrency(4, name="gpus", lease=3.0, cost="gpus")
+
+
+@app.task(base=RateLimitedTask, limits=GPUS)
+def train(index: int, seconds: float, gpus: int) -> int:
+    return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=GPUS, throttle="wait")
+def patient_train(index: int, seconds: float, gpus: int) -> int:
+    return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=Limit("1/h", key="{tenant}", missing_key="exempt"))
+def exempt(index: int, tenant: str | None = None) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit("1/h", burst=3, key="{tenant}", missing_key="shared"), throttle="drop")
+def without_key(index: int, tenant: str | None = None) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=PLACES)
 def broken_place(index: int) -> None:
     note(index)

@@ -193,6 +193,24 @@ def hold_places(
     return held, refused
 
 
+def hold_several_places(
+    limiter: Limiter, name: str, limit: Concurrency, seconds: float, hold: float, max_wait: float
+) -> list[tuple[Held, int]]:
+    """Hold places again and again, always as many as the caller's name says; and how many these were."""
+    held: list[tuple[Held, int]] = []
+    cost = 1 + sum(map(ord, name)) % limit.limit
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        decision = limiter.acquire(limit, cost=cost, max_wait=max_wait)
+        if not decision.allowed:
+            continue
+        time.sleep(hold)
+        ended = store_time(limiter)
+        assert limiter.release(decision)
+        held.append((Held(decision._granted_at, ended, store_time(limiter)), cost))
+    return held
+
+
 def hold_and_tell(url: str, limit: Concurrency, pipe: Any) -> None:
     """Take a place, say since when, and never give it back."""
     pipe.send(Told.of(Limiter.from_url(url).acquire(limit)))

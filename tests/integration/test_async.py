@@ -112,6 +112,11 @@ def everything(limits: Any, *, reservable: bool) -> Iterator[Step]:
             yield "peek", {"limits": limits, **cost}
     yield None
     yield "acquire", {"limits": limits, **cost}
+    yield "acquire_up_to", {"limits": limits, "permits": 3}
+    yield "acquire_up_to", {"limits": limits, "permits": 99}
+    if reservable:
+        yield "charge", {"limits": limits, "permits": 7}
+        yield "peek", {"limits": limits, **cost}
     yield "reset", {"limits": limits}
     yield "peek", {"limits": limits, **cost}
 

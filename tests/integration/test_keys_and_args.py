@@ -188,12 +188,12 @@ def test_arguments_that_are_not_enough(limiter: Same, limits: Any, args: Any, wh
 def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same) -> None:
     if isinstance(limiter.limiter, AsyncLimiter):
 
-        @limiter.limiter.limited(["tenant", "stripe"], key="{user}", max_wait=0)
+        @limiter.limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)
         async def charge(user: str) -> None: ...
 
     else:
 
-        @limiter.limiter.limited(["tenant", "stripe"], key="{user}", max_wait=0)
+        @limiter.limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)
         def charge(user: str) -> None: ...
 
     limiter._run(charge("ann")) if isinstance(limiter.limiter, AsyncLimiter) else charge("ann")
@@ -205,8 +205,9 @@ def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same)
 
 def test_a_common_quota_is_not_split_by_the_key_of_a_function(limiter: Same) -> None:
     for limits in ("stripe", ["stripe", "places"]):
+        decorate = limiter.limiter.limited(limits, key_template="{user}")
         with pytest.raises(ConfigurationError, match="is not kept by key"):
-            limiter.limiter.limited(limits, key="{user}")(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
+            decorate(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
 
 
 def _charge(user: str) -> None: ...
@@ -237,7 +238,8 @@ HOST = Limit("1/h", name="crawl")
     ],
 )
 def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected: str) -> None:
-    with httpx.Client(transport=LimitedTransport(plain, limit, key=key, max_wait=0, transport=ANSWERS)) as client:
+    limited = LimitedTransport(plain, limit, key_template=key, max_wait=0, transport=ANSWERS)
+    with httpx.Client(transport=limited) as client:
         assert client.get("http://one.example/a?b=c").text == "a"
         with pytest.raises(Throttled):
             client.get("http://one.example/a")
@@ -245,7 +247,7 @@ def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected
     assert plain.peek(kept, key=expected).remaining == 0
 
     async def awaited(limiter: AsyncLimiter) -> None:
-        transport = AsyncLimitedTransport(limiter, limit, key=key, max_wait=0, transport=ANSWERS)
+        transport = AsyncLimitedTransport(limiter, limit, key_template=key, max_wait=0, transport=ANSWERS)
         async with limiter, httpx.AsyncClient(transport=transport) as client:
             with pytest.raises(Throttled):
                 await client.get("http://one.example/a")
@@ -253,15 +255,58 @@ def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected
     pool = plain.client.connection_pool.connection_kwargs
     asyncio.run(awaited(AsyncLimiter.from_url(f"redis://{pool['host']}:{pool['port']}/0{PATIENT}")))
     with requests.Session() as session:
-        session.mount("http://", LimitedAdapter(plain, limit, key=key, max_wait=0))
+        session.mount("http://", LimitedAdapter(plain, limit, key_template=key, max_wait=0))
         with pytest.raises(Throttled):
             session.get("http://one.example/a")
 
 
+def test_a_filled_key_of_a_function_and_of_a_transport(plain: Limiter) -> None:
+    """``key=`` is the bucket, as everywhere."""
+
+    @plain.limited(["tenant", "stripe"], key="tenant:7", max_wait=0)
+    def charge(order: int) -> None: ...
+
+    charge(1)
+    assert plain.peek("tenant", key="tenant:7").remaining == 2
+    transport = LimitedTransport(plain, ["tenant", "stripe"], key="tenant:7", max_wait=0, transport=ANSWERS)
+    with httpx.Client(transport=transport) as client:
+        client.get("http://one.example")
+    assert plain.peek("tenant", key="tenant:7").remaining == 1
+    with requests.Session() as session:
+        session.mount("http://", LimitedAdapter(plain, "tenant", key="tenant:8{", max_wait=0))
+        with pytest.raises(requests.ConnectionError):
+            session.get("http://127.0.0.1:1/")
+    assert plain.peek("tenant", key="tenant:8{").remaining == 2
+
+
+@pytest.mark.parametrize("key", ["{user}", "tenant:{tenant_id}", lambda user: user, 7])
+def test_a_template_is_no_key(plain: Limiter, key: Any) -> None:
+    says = "must be the bucket's key as it is shown, .* pass key_template="
+    with pytest.raises(ConfigurationError, match=says):
+        plain.limited("tenant", key=key)(_charge)
+    with pytest.raises(ConfigurationError, match=says):
+        LimitedTransport(plain, "tenant", key=key)
+    with pytest.raises(ConfigurationError, match=r"key='a' and key_template=.*: pass one of the two"):
+        plain.limited("tenant", key="a", key_template="{user}")(_charge)
+    with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
+        plain.limited("stripe", key="a")(_charge)
+
+
+def test_a_request_may_have_no_key(plain: Limiter) -> None:
+    limit = Limit("1/h", name="crawl", key="{host}", missing_key="shared")
+    of_header = {"key_template": lambda request: request.headers.get("x-tenant"), "max_wait": 0, "transport": ANSWERS}
+    with httpx.Client(transport=LimitedTransport(plain, limit, **of_header)) as client:
+        client.get("http://one.example", headers={"x-tenant": "ann"})
+        client.get("http://one.example")
+        with pytest.raises(Throttled):
+            client.get("http://two.example")
+    assert plain.peek(limit, key="ann").remaining == plain.peek(limit, key="(missing)").remaining == 0
+
+
 def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
-        LimitedTransport(plain, "stripe", key="{host}")
-    transport = LimitedTransport(plain, ["stripe", "tenant"], key="{host}", max_wait=0, transport=ANSWERS)
+        LimitedTransport(plain, "stripe", key_template="{host}")
+    transport = LimitedTransport(plain, ["stripe", "tenant"], key_template="{host}", max_wait=0, transport=ANSWERS)
     with httpx.Client(transport=transport) as client:
         for host in ("one", "two"):
             client.get(f"http://{host}.example")
@@ -275,7 +320,7 @@ def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -
     ("limits", "options", "why"),
     [
         ("tenant", {}, "names the argument 'tenant_id', which the transport does not take"),
-        ("tenant", {"key": "{hots}"}, r"names the argument 'hots', .* \(arguments: host, method, path\)"),
+        ("tenant", {"key_template": "{hots}"}, r"names the argument 'hots', .* \(arguments: host, method, path\)"),
         ("tokens", {}, "takes its cost from a task's arguments"),
         ("strpe", {}, "no quota named 'strpe'"),
     ],
@@ -285,3 +330,61 @@ def test_a_transport_that_could_never_ask_is_an_error_at_once(
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
         make(plain, limits, **options)
+
+
+# -- Calls without a key -----------------------------------------------------------------------------------------------
+
+
+def choosing(missing_key: str, name: str = "choosing") -> Limit:
+    return Limit("3/h", burst=3, name=name, key="tenant:{tenant_id}", missing_key=missing_key)
+
+
+@pytest.mark.parametrize("args", [{}, {"tenant_id": None}])
+def test_a_limit_does_not_apply_to_a_call_without_a_key(limiter: Same, store: redis.Redis, args: Any) -> None:
+    exempt = choosing("exempt")
+    for _ in range(5):
+        decision = limiter.acquire(exempt, args=args)
+        assert (decision.allowed, decision.states, decision.retry_after) == (True, (), 0.0)
+        assert not limiter.settle(decision, 1)
+        assert not limiter.release(decision)
+    assert limiter.peek(exempt, args=args).allowed
+    assert limiter.available(exempt, args=args) > 10**9
+    assert limiter.acquire_up_to(exempt, 7, args=args).permits == 7
+    assert limiter.reserve(exempt, id="one", horizon=1, args=args).allowed
+    assert not limiter.cancel(exempt, id="one", args=args)
+    limiter.charge(exempt, 7, args=args)
+    limiter.reset(exempt, args=args)
+    assert limiter.granted_by_permit(exempt, args=args) == []
+    assert not store.keys("ratelimit:*{choosing}*")
+    assert buckets(limiter.acquire([exempt, "stripe"], args=args)) == [("stripe", "")]
+
+
+def test_calls_without_a_key_share_a_bucket(limiter: Same) -> None:
+    shared = choosing("shared")
+    granted = [limiter.acquire(shared, args=args) for args in ({}, {"tenant_id": None}, {}, {})]
+    assert [each.allowed for each in granted] == [True] * 3 + [False]
+    assert buckets(granted[0]) == [("choosing", "(missing)")]
+    assert limiter.acquire(shared, args={"tenant_id": "ann"}).allowed
+    assert limiter.peek(shared, key="(missing)").remaining == 0, "an operator names it as it is shown"
+
+
+def test_a_function_may_be_called_without_a_key(limiter: Same) -> None:
+    if isinstance(limiter.limiter, AsyncLimiter):
+
+        @limiter.limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
+        async def work(tenant_id: str | None = None) -> None: ...
+
+    else:
+
+        @limiter.limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
+        def work(tenant_id: str | None = None) -> None: ...
+
+    for _ in range(3):
+        limiter._run(work()) if isinstance(limiter.limiter, AsyncLimiter) else work()
+    with pytest.raises(Throttled, match="'other'"):
+        limiter._run(work()) if isinstance(limiter.limiter, AsyncLimiter) else work()
+
+
+def test_without_arguments_a_key_is_still_asked_for(limiter: Same) -> None:
+    with pytest.raises(ConfigurationError, match="limit 'choosing' is kept by key: pass key="):
+        limiter.acquire(choosing("exempt"))

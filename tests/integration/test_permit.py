@@ -348,7 +348,7 @@ def test_each_call_of_a_function_takes_a_permit(limiter: Limiter) -> None:
 def test_keys_and_costs_are_read_from_the_arguments(
     limiter: Limiter, key: Any, cost: Any, keys: dict[str, int]
 ) -> None:
-    @limiter.limited("tenant", key=key, cost=cost, max_wait=0)
+    @limiter.limited("tenant", key_template=key, cost=cost, max_wait=0)
     def charge(order: int, tenant: str = "none", amount: int = 1) -> None: ...
 
     charge(7, "ann", amount=4)
@@ -360,7 +360,7 @@ def test_a_method_can_be_limited(limiter: Limiter) -> None:
     class Account:
         tenant = "ann"
 
-        @limiter.limited("tenant", key="{self.tenant}", cost=1, max_wait=0)
+        @limiter.limited("tenant", key_template="{self.tenant}", cost=1, max_wait=0)
         def charge(self) -> str:
             return self.tenant
 
@@ -369,7 +369,7 @@ def test_a_method_can_be_limited(limiter: Limiter) -> None:
 
 
 def test_a_place_is_held_for_as_long_as_the_function_runs(limiter: Limiter) -> None:
-    @limiter.limited(["places", "tenant"], key="{tenant}", cost=3)
+    @limiter.limited(["places", "tenant"], key_template="{tenant}", cost=3)
     def work(tenant: str) -> Decision:
         return limiter.peek("places")
 
@@ -394,10 +394,10 @@ def test_calls_with_wrong_arguments_take_nothing(limiter: Limiter) -> None:
         (Limit("1/s"), {}, r"function '.*charge': Limit\('1/s'\) has no name"),
         (
             "tenant",
-            {"key": "{tenat}"},
+            {"key_template": "{tenat}"},
             r"function '.*charge': key='{tenat}' of limit 'tenant' names the argument 'tenat'",
         ),
-        ("tenant", {"key": "{tenant}", "cost": "price"}, "cost='price' .* which the function does not take"),
+        ("tenant", {"key_template": "{tenant}", "cost": "price"}, "cost='price' .* which the function does not take"),
         ("api", {"cost": 2}, "cost"),
         ([], {}, "no limit was named"),
     ],
@@ -434,7 +434,7 @@ def test_a_function_that_runs_later_is_refused(limiter: Limiter) -> None:
 
 def test_async_each_call_of_a_coroutine_function_takes_a_permit(run: Callable[..., None], limiter: Limiter) -> None:
     async def test(asynchronous: AsyncLimiter) -> None:
-        @asynchronous.limited(["tenant", "places"], key="{tenant}", max_wait=0)
+        @asynchronous.limited(["tenant", "places"], key_template="{tenant}", max_wait=0)
         async def charge(tenant: str, amount: int) -> int:
             return limiter.peek("places").remaining
 

@@ -40,6 +40,7 @@ from .hammer import (
     crowd,
     hold_and_tell,
     hold_places,
+    hold_several_places,
     limiter_on,
     log_of,
     release_each,
@@ -343,6 +344,20 @@ def test_callers_who_wait_for_a_place_all_get_theirs(
     held = [each for part, _ in parts for each in part]
     assert most_at_once([(each.since, each.ended) for each in held]) == places
     assert all(part for part, _ in parts), "nobody starves"
+
+
+@pytest.mark.parametrize("max_wait", [0.0, 60.0])
+def test_no_more_places_are_held_at_once_however_many_each_takes(
+    server: EmbeddedServer, store: redis.Redis, callers: Crowd, max_wait: float
+) -> None:
+    limit = Concurrency(4, name="places", lease=30.0)
+    parts: list[list[tuple[Held, int]]] = callers.run(hold_several_places, server.url, limit, 2.0, 0.02, max_wait)
+    changes = sorted(
+        change for part in parts for each, cost in part for change in ((each.since, cost), (each.ended, -cost))
+    )
+    assert max(accumulate(cost for _, cost in changes)) == 4
+    assert max_wait == 0.0 or all(parts), "none that waits starves, however many it takes"
+    assert Limiter.from_url(server.url).available(limit) == 4
 
 
 def killed_holder(url: str, limit: Concurrency) -> Told:

@@ -140,7 +140,7 @@ class TestEachLibrary:
         def host(request: Any) -> str:
             return str(httpx.URL(str(request.url)).host)
 
-        with Plain(library, limiter, "host", key=host, max_wait=0) as client:
+        with Plain(library, limiter, "host", key_template=host, max_wait=0) as client:
             for name in ("127.0.0.1", "localhost"):
                 client.get(f"http://{name}:{upstream.port}/a")
             client.get(f"{upstream.url}/b")
@@ -215,7 +215,8 @@ def test_async_every_call_takes_a_permit(server: EmbeddedServer, limiter: Limite
                     await client.get(f"{upstream.url}/b")
             assert upstream.calls == ["/a", "/redirect", "/end"]
 
-            transport = AsyncLimitedTransport(asynchronous, "host", key=lambda request: request.url.host, max_wait=0)
+            by_host = {"key_template": lambda request: request.url.host}
+            transport = AsyncLimitedTransport(asynchronous, "host", max_wait=0, **by_host)
             async with httpx.AsyncClient(transport=transport) as client:
                 await client.get(f"{upstream.url}/a")
             assert left(limiter, "host", key="127.0.0.1") == 1

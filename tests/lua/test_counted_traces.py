@@ -423,11 +423,11 @@ def test_a_call_is_settled_once_either_way(frozen: Limiter, clock: Clock, name: 
     wanted = [LimitRequest(EVERY[name], "api")]
     decision = frozen.acquire(EVERY[name])
     assert frozen.peek(EVERY[name]).retry_after >= 1.0
-    assert settle_demands(frozen, wanted, [0], id=decision.id, granted_at=decision.granted_at)
+    assert settle_demands(frozen, wanted, [0], id=decision.id, granted_at=decision._granted_at)
     waits = us(frozen.peek(EVERY[name]).retry_after)
     assert waits <= 1, "what the first permit cost more than others, under warm-up, is not given back"
     for actual in (0, 5):
-        assert not settle_demands(frozen, wanted, [actual], id=decision.id, granted_at=decision.granted_at)
+        assert not settle_demands(frozen, wanted, [actual], id=decision.id, granted_at=decision._granted_at)
         assert us(frozen.peek(EVERY[name]).retry_after) == waits, "whatever is said later does not count"
 
 

@@ -72,7 +72,7 @@ def traces(draw: st.DrawFn, *, back: bool) -> list[Act]:
             verb=draw(st.sampled_from(VERBS)),
             after=draw(pauses),
             demands=tuple(
-                LimitRequest(limit, kind, "", 1 if kind == "places" else draw(st.sampled_from([1] * 9 + [limit.most])))
+                LimitRequest(limit, kind, "", draw(st.sampled_from([1] * 9 + [limit.most])))
                 for kind, limit in limits.items()
             ),
             id=draw(st.sampled_from(["", "", "a", "b", "c", "d", "e", "f"])) or ("g" if "places" in asked else ""),

@@ -37,6 +37,10 @@ room: int = min(decision.capacity, states[0].capacity)
 config: LimitConfig = limiter.config("stripe")
 stats: Stats = limiter.stats("stripe", totals=True)["stripe"]
 of_all: dict[str, Stats] = limiter.stats(limiter.quotas, minutes=30)
+some: int = limiter.acquire_up_to(["stripe", "gpu"], 50, priority=3).permits
+limiter.charge("stripe", 30, args={"tenant_id": 7})
+several: bool = limiter.settle(decision, {"stripe": 9, "five": 0})
+weighted = Concurrency(8, name="memory", key="{host}", cost="megabytes", missing_key="shared")
 unset: bool = limiter.unset_rate("stripe") and limiter.expire_rate("stripe", 60.0)
 paused: float = limiter.pause("stripe", 5.0, reason="it has said so")
 reasons: list[str] = [change.reason for change in limiter.history("stripe")]
@@ -49,6 +53,7 @@ async def awaited(limiter: AsyncLimiter) -> tuple[Decision, bool, float, int]:
     taken: Decision = await limiter.acquire(limits, key=None, cost=2, max_wait=1.5)
     counted: Stats = (await limiter.stats(["stripe"]))["stripe"]
     await limiter.acquire(limits, max_wait=None, cost=counted.permits)
+    await limiter.charge(limits, (await limiter.acquire_up_to(limits, 5)).permits)
     return taken, settled, await limiter.pause("stripe", 5.0), await limiter.available("stripe")
 
 

@@ -93,7 +93,9 @@ OWN_OPTIONS: dict[str, tuple[Any, str]] = {
     "sub_windows": (5, "sliding_window"),
 }
 #: Options of every algorithm.
-SHARED = {"rate", "algorithm", "name", "key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"}
+SHARED = {
+    *("rate", "algorithm", "name", "key", "missing_key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"),
+}
 
 
 def test_each_option_is_of_one_algorithm_or_of_all() -> None:
@@ -206,6 +208,17 @@ def test_what_an_actual_cost_is_meant_for(demands: list[LimitRequest], name: str
 def test_an_actual_cost_for_a_limit_that_is_not_there() -> None:
     with pytest.raises(ConfigurationError, match=r"no limit 'other' in this decision \(limits: calls\)"):
         actual_costs([demand("calls")], 7, "other")
+
+
+def test_actual_costs_by_the_names_of_their_limits() -> None:
+    asked = [demand("calls"), demand("tokens", 40), demand("bytes", 9)]
+    assert actual_costs(asked, {"tokens": 7, "calls": 0}, None) == [0, 7, 9]
+    with pytest.raises(ConfigurationError, match=r"no limit 'tokes' in this decision \(limits: calls, tokens, bytes\)"):
+        actual_costs(asked, {"tokens": 7, "tokes": 1}, None)
+    with pytest.raises(ConfigurationError, match=r"name no limit \(limits: calls, tokens, bytes\)"):
+        actual_costs(asked, {}, None)
+    with pytest.raises(ConfigurationError, match="name their limits: leave limit= out"):
+        actual_costs(asked, {"tokens": 7}, "tokens")
 
 
 def test_what_they_are_called() -> None:

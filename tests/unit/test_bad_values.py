@@ -25,7 +25,7 @@ from celery_ratelimit import (
     StoreUnavailable,
 )
 from celery_ratelimit.app.options import alike_of
-from celery_ratelimit.limiter.resolve_request import demands_of
+from celery_ratelimit.limiter.call_requests import demands_of
 from celery_ratelimit.limits.limit import ALGORITHMS
 from celery_ratelimit.limits.rate import parse_rate
 from celery_ratelimit.store.keys import LONGEST_KEY, bucket_key

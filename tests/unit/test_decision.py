@@ -23,7 +23,7 @@ def test_a_decision_is_frozen_and_equal_by_value() -> None:
 
 def test_the_fields_are_the_contract() -> None:
     contract = ["allowed", "capacity", "remaining", "retry_after", "reset_after", "limited_by", "states"]
-    contract += ["queue_full", "id", "_granted_at", "_demands", "_shadow"]
+    contract += ["queue_full", "id", "_granted_at", "_demands", "_shadow", "permits"]
     assert [field.name for field in dataclasses.fields(Decision)] == contract
 
 

@@ -48,6 +48,8 @@ def test_everything_passes_and_nothing_is_taken(limiter: Limiter) -> None:
             assert (decision.retry_after, decision.limited_by, decision._granted_at) == (0.0, None, 0)
             assert [state.remaining for state in decision.states] == [5, 3, 1]
         assert limiter.peek(RATE).allowed
+        assert limiter.acquire_up_to([RATE, PLACES], 7).permits == 7
+        limiter.charge(RATE, 100)
         assert limiter.reserve(RATE, id="one", horizon=0).allowed
         with limiter.permit(PLACES) as held:
             assert held.allowed
@@ -74,6 +76,7 @@ def test_nothing_passes(limiter: Limiter) -> None:
             assert (refused.remaining, refused.retry_after, refused.reset_after) == (0, 60.0, 60.0)
             assert refused.limited_by == "rate"
         assert not limiter.reserve(RATE, id="one", horizon=1e6).allowed
+        assert (limiter.acquire_up_to(RATE, 7).allowed, limiter.acquire_up_to(RATE, 7).permits) == (False, 0)
 
 
 def test_whoever_would_wait_is_refused_at_once(limiter: Limiter) -> None:

@@ -1,0 +1,274 @@
+"""As many permits as there are, and permits that were used elsewhere: tables, and traces against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.servers import Cluster
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT, Clock
+
+from .mixed_world import VERBS, Act, MixedWorld, Play, acts
+from .model import Answer, Model
+
+OF_TEN: list[AnyLimit] = [
+    Limit("10/s", burst=10, name="api"),
+    Limit("10/s", burst=10, name="api", debt=5),
+    Limit("10/s", burst=10, name="api", refill="interval"),
+    Limit("10/s", algorithm="fixed_window", name="api"),
+    Limit("10/s", algorithm="sliding_window", name="api"),
+    Limit("10/s", algorithm="sliding_log", name="api"),
+]
+PLACES = Concurrency(10, name="places")
+each_of_ten = pytest.mark.parametrize("limit", OF_TEN, ids=lambda limit: f"{limit.method} {getattr(limit, 'debt', 0)}")
+
+
+# -- acquire_up_to -----------------------------------------------------------------------------------------------------
+
+
+@each_of_ten
+def test_as_many_permits_as_there_are(frozen: Limiter, limit: Limit) -> None:
+    first = frozen.acquire_up_to(limit, 4)
+    assert (first.allowed, first.permits, first.remaining) == (True, 4, 6)
+    second = frozen.acquire_up_to(limit, 100)
+    assert (second.allowed, second.permits, second.remaining) == (True, 6, 0)
+    refused = frozen.acquire_up_to(limit, 1)
+    assert (refused.allowed, refused.permits, refused.limited_by) == (False, 0, "api")
+    assert refused.retry_after == frozen.peek(limit).retry_after > 0
+    assert frozen.acquire(limit, cost=1).permits == 0, "no other call says so"
+
+
+def test_they_are_settled_and_released_as_they_were_taken(frozen: Limiter) -> None:
+    limit = OF_TEN[3]
+    assert frozen.settle(frozen.acquire_up_to(limit, 7), 2)
+    assert frozen.available(limit) == 8
+    decision = frozen.acquire_up_to(PLACES, 25)
+    assert (decision.permits, frozen.available(PLACES)) == (10, 0)
+    assert frozen.renew(decision)
+    assert frozen.release(decision)
+    assert frozen.available(PLACES) == 10
+    assert frozen.acquire(PLACES, cost=8).allowed
+    assert frozen.acquire_up_to(PLACES, 5).permits == 2
+
+
+def test_of_several_limits_as_many_as_the_tightest_has(frozen: Limiter) -> None:
+    tight = Limit("3/h", burst=3, name="tight", cost=2)
+    decision = frozen.acquire_up_to([OF_TEN[0], PLACES, tight], 8)
+    assert decision.permits == 3
+    assert [each.remaining for each in decision.states] == [7, 7, 0]
+    refused = frozen.acquire_up_to([OF_TEN[0], PLACES, tight], 8)
+    assert (refused.permits, refused.limited_by) == (0, "tight")
+    assert frozen.available([OF_TEN[0], PLACES]) == 7, "nothing is taken of any"
+
+
+def test_a_leaky_bucket_has_one(frozen: Limiter) -> None:
+    leaky = Limit("10/s", algorithm="leaky_bucket", name="leaky")
+    assert [frozen.acquire_up_to(leaky, 5).permits for _ in range(2)] == [1, 0]
+
+
+def test_requests_that_wait_come_first(frozen: Limiter, clock: Clock) -> None:
+    limit = Limit("10/s", burst=10, name="api")
+    asked = LimitRequest(limit, "api", "", 8)
+    assert frozen.acquire_up_to(limit, 5).permits == 5
+    assert not frozen._asker.ask([asked], id="waits", claim=60.0).allowed
+    assert frozen.acquire_up_to(limit, 5).permits == 0, "five are there, and are another's"
+    clock.advance(0.3)
+    assert frozen._asker.ask([asked], id="waits", claim=60.0).allowed
+
+
+def test_a_reserve_is_left_to_others(server: EmbeddedServer, store: redis.Redis) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        limiter = Limiter(client, lowest_first=True, counts=False)
+        limit = Limit("1/h", burst=10, name="api", priority_reserve={0: 0.5})
+        assert limiter.acquire_up_to(limit, 10, priority=9).permits == 5
+        assert limiter.acquire_up_to(limit, 10, priority=0).permits == 5
+
+
+def test_a_stored_limit_holds(frozen: Limiter) -> None:
+    limit = OF_TEN[0]
+    frozen.set_rate(limit, Limit("1/h", burst=2))
+    decision = frozen.acquire_up_to(limit, 10)
+    assert (decision.permits, decision.capacity) == (2, 2)
+    frozen.pause(limit, 5)
+    assert frozen.acquire_up_to(limit, 10).permits == 0
+
+
+@pytest.mark.parametrize("permits", [0, -1, 1.5, True, "3", 10**9])
+def test_a_number_that_is_none(frozen: Limiter, permits: object) -> None:
+    for method in (frozen.acquire_up_to, frozen.charge):
+        with pytest.raises(ConfigurationError, match="must be a whole number of permits, 1 or more"):
+            method(OF_TEN[0], permits)  # type: ignore[arg-type]
+
+
+def test_it_is_one_round_trip_and_counted_by_what_it_took(server: EmbeddedServer, store: redis.Redis) -> None:
+    limiter = Limiter.from_url(server.url + PATIENT)
+    limit = Limit("10/h", algorithm="sliding_log", name="api")
+    limiter.acquire_up_to(limit, 1)
+    before = store.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert limiter.acquire_up_to(limit, 100).permits == 9
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+    limiter.close()
+    assert Limiter.from_url(server.url + PATIENT).stats("api")["api"].permits == 10
+
+
+def test_limits_in_shadow_grant_all(frozen: Limiter) -> None:
+    shadow = Limit("1/h", name="shadow", shadow=True)
+    assert frozen.acquire_up_to(shadow, 7).permits == 7
+    assert frozen.acquire_up_to([shadow, OF_TEN[3]], 70).permits == 10
+
+
+def test_on_a_cluster_limits_of_several_slots_are_an_error(cluster_store: Cluster) -> None:
+    limiter = Limiter.from_url(cluster_store.url + PATIENT)
+    one, two, three = (Limit("5/h", burst=5, name=name) for name in ("{a}.one", "{a}.two", "{b}.three"))
+    assert limiter.acquire_up_to([one, two], 9).permits == 5
+    with pytest.raises(ConfigurationError, match="several hash slots"):
+        limiter.acquire_up_to([one, three], 9)
+    limiter.charge([one, three], 2)
+    assert (limiter.available(one), limiter.available(three)) == (0, 3)
+
+
+# -- charge ------------------------------------------------------------------------------------------------------------
+
+
+@each_of_ten
+def test_a_charge_beyond_the_limit_is_paid_first(frozen: Limiter, clock: Clock, limit: Limit) -> None:
+    frozen.charge(limit, 3)
+    assert frozen.available(limit) == 7
+    frozen.charge(limit, 22)
+    assert frozen.available(limit) == 0
+    wait = frozen.peek(limit).retry_after
+    assert wait > 0.9
+    clock.advance(wait - 0.001)
+    assert not frozen.acquire(limit).allowed
+    clock.advance(0.001)
+    assert frozen.acquire(limit).allowed
+
+
+@pytest.mark.parametrize(
+    ("limit", "wait"),
+    [
+        (Limit("10/s", burst=10, name="api"), 1.6),
+        (Limit("10/s", algorithm="leaky_bucket", name="api"), 2.5),
+        (Limit("10/s", burst=10, name="api", refill="interval"), 2.0),
+        (Limit("10/s", algorithm="fixed_window", name="api"), 2.0),
+        (Limit("10/s", algorithm="sliding_log", name="api"), 1.0),
+    ],
+    ids=lambda value: getattr(value, "method", ""),
+)
+def test_when_a_debt_of_25_of_ten_is_paid(frozen: Limiter, limit: Limit, wait: float) -> None:
+    frozen.charge(limit, 25)
+    assert frozen.peek(limit).retry_after == pytest.approx(wait)
+
+
+def test_a_charge_is_a_settled_cost_without_a_call(frozen: Limiter, clock: Clock) -> None:
+    """The same as a call of one that turns out to have cost more."""
+    for limit in OF_TEN:
+        frozen.charge(limit, 17)
+        charged = frozen.peek(limit)
+        frozen.reset(limit)
+        frozen.settle(frozen.acquire(limit), 17)
+        assert frozen.peek(limit) == charged
+        frozen.reset(limit)
+
+
+def test_several_limits_and_keys_are_charged(frozen: Limiter) -> None:
+    by_key = Limit("10/s", burst=10, name="tenant", key="{tenant}")
+    frozen.charge([OF_TEN[0], by_key], 4, args={"tenant": "a"})
+    assert [frozen.available(by_key, key=key) for key in "ab"] == [6, 10]
+    assert frozen.available(OF_TEN[0]) == 6
+
+
+def test_places_are_not_charged(frozen: Limiter) -> None:
+    with pytest.raises(ConfigurationError, match="limit 'places': permits of a Concurrency are held, not spent"):
+        frozen.charge([OF_TEN[0], PLACES], 4)
+    assert frozen.available(OF_TEN[0]) == 10
+
+
+@pytest.mark.parametrize("after", [OF_TEN[0], OF_TEN[3], OF_TEN[5]], ids=lambda limit: limit.method)
+@each_of_ten
+def test_a_charge_is_known_when_the_algorithm_changes(
+    frozen: Limiter, clock: Clock, limit: Limit, after: Limit
+) -> None:
+    if limit.method == after.method:
+        return
+    frozen.charge(limit, 3)
+    assert frozen.available(after) == 0, "it begins as used up"
+
+
+# -- Traces ------------------------------------------------------------------------------------------------------------
+
+
+def up_to(model: Model, demands: Sequence[LimitRequest], most: int) -> tuple[int, Answer]:
+    """The largest number that the model grants."""
+    for permits in range(most, 0, -1):
+        asked = [replace(demand, cost=permits) for demand in demands]
+        if permits > 1 and any(permits > demand.limit.most for demand in demands):
+            continue
+        before = deepcopy(model.buckets)
+        answer = model.acquire(asked)
+        if answer.allowed or permits == 1:
+            return permits if answer.allowed else 0, answer
+        model.buckets = before
+    raise AssertionError
+
+
+def charge(model: Model, demands: Sequence[LimitRequest], permits: int) -> None:
+    for demand in demands:
+        (view,) = model._views([replace(demand, cost=1)], "")
+        view.charge(permits)
+        model._write(view)
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
+    world = MixedWorld(server.url)
+    yield world
+    world.close()
+
+
+def without_debt(trace: list[Act]) -> list[Act]:
+    """Of a bucket that lends more than it holds ``acquire_up_to`` takes only what is there, and the model all."""
+
+    def plain(demand: LimitRequest) -> LimitRequest:
+        limit = replace(demand.limit, debt=0) if isinstance(demand.limit, Limit) and demand.limit.debt else demand.limit
+        return replace(demand, limit=limit, cost=min(demand.cost, limit.most))
+
+    return [replace(act, demands=tuple(map(plain, act.demands))) for act in trace]
+
+
+@given(
+    trace=acts(verbs=(*VERBS, *["up_to"] * 5, *["charge"] * 3)).map(without_debt),
+    number=st.integers(1, 12),
+)
+@settings(max_examples=200)
+def test_the_store_answers_as_the_model(world: MixedWorld, trace: list[Act], number: int) -> None:
+    play = Play(world)
+    limiter = world.limiters[0]
+    for step, act in enumerate(trace):
+        if act.verb not in ("up_to", "charge"):
+            lua, model = play.do(act)
+            assert lua == model, f"step {step}: {act}"
+            continue
+        world.set(world.model.now + (play.wait if act.after is None else act.after))
+        limits = [demand.limit for demand in act.demands]
+        if act.verb == "up_to":
+            decision = limiter.acquire_up_to(limits, number)
+            permits, answer = up_to(world.model, act.demands, number)
+            assert (decision.permits, Answer.of(decision)) == (permits, answer), f"step {step}: {act}"
+            play.wait = answer.wait
+        else:
+            limiter.charge(limits, number)
+            charge(world.model, act.demands, number)
+            assert Answer.of(limiter.peek(limits, cost=1)) == world.model.peek(
+                [replace(demand, cost=1) for demand in act.demands]
+            ), f"step {step}: {act}"

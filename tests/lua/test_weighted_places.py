@@ -1,0 +1,454 @@
+"""A lease may hold several places: as many count, are given back together, and nobody who waits for many is starved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+from tests.parks import park_one
+
+from .frozen import FROZEN_STORE, us
+
+GPU = Concurrency(10, name="gpu", lease=60.0)
+LEASES, SLOTS = "ratelimit:v1:{gpu}::leases", "ratelimit:v1:{gpu}::slots"
+RATE = LimitRequest(Limit("1/m", name="rate"), "rate")
+
+
+def places(cost: int, limit: Concurrency = GPU) -> LimitRequest:
+    return LimitRequest(limit, "gpu", "", cost)
+
+
+def ask(limiter: Limiter, id: str, cost: int, *others: LimitRequest, claim: float = 60.0) -> bool:
+    return limiter._asker.ask([places(cost), *others], id=id, claim=claim).allowed
+
+
+def release(limiter: Limiter, id: str, cost: int) -> bool:
+    return limiter._asker.release([Ended(id, [places(cost)], START)]) == 1
+
+
+def hand_over(
+    limiter: Limiter, *asking: str, cost: int, ear: str = "", ended: tuple[tuple[str, int], ...] = ()
+) -> list[bool]:
+    requests = PlaceRequests(asking, 0, us(60.0), ear, len(asking), False)
+    released = [Ended(id, [places(each)], START) for id, each in ended]
+    return [each.allowed for each in limiter._asker.release_and_acquire([places(cost)], requests, released)]
+
+
+# -- How many are held -------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_holds_as_many_places_as_it_costs(frozen: Limiter) -> None:
+    first = frozen.acquire(GPU, cost=4)
+    assert (first.allowed, first.remaining) == (True, 6)
+    assert frozen.acquire(GPU, cost=4).remaining == 2
+    refused = frozen.acquire(GPU, cost=4)
+    assert (refused.allowed, refused.remaining, refused.limited_by) == (False, 2, "gpu")
+    assert frozen.available(GPU) == 2
+    assert frozen.acquire(GPU, cost=2).remaining == 0
+    assert not frozen.peek(GPU, cost=1).allowed
+    assert frozen.release(first)
+    assert frozen.available(GPU) == 4
+    assert not frozen.release(first)
+    assert frozen.available(GPU) == 4
+
+
+def test_all_places_of_a_lease_expire_together(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    first, second = frozen.acquire(GPU, cost=7), frozen.acquire(GPU, cost=3)
+    clock.advance(40)
+    assert frozen.renew(first)
+    clock.advance(20.000001)
+    assert not frozen.renew(second)
+    assert frozen.available(GPU) == 3
+    assert frozen.acquire(GPU, cost=3).allowed
+    clock.advance(40)
+    assert frozen.available(GPU) == 7
+    clock.advance(60)
+    assert frozen.acquire(GPU, cost=10).remaining == 0
+    assert store.zscore(LEASES, "\0+") == -9, "what has expired is gone from the sum"
+
+
+def test_nothing_is_noted_where_all_take_one(frozen: Limiter, store: redis.Redis) -> None:
+    for number in range(12):
+        ask(frozen, f"t{number}", 1)
+    assert [each for each in store.zrange(LEASES, 0, -1) if each[:1] == "\2" or each == "\0+"] == []
+    for number in range(10):
+        assert release(frozen, f"t{number}", 1)
+    assert ask(frozen, "t10", 1)
+
+
+def test_a_cost_above_the_limit_is_impossible(frozen: Limiter) -> None:
+    with pytest.raises(ImpossibleRequest, match="'gpu' can never grant 11"):
+        frozen.acquire(GPU, cost=11)
+    with pytest.raises(ConfigurationError, match="can never grant 3"):
+        Concurrency(2, cost=3)
+    with pytest.raises(ConfigurationError, match=r"cost=1.5 is not a whole number"):
+        Concurrency(2, cost=1.5)  # type: ignore[arg-type]
+    assert frozen.set_rate(GPU, Concurrency(5))
+    with pytest.raises(ImpossibleRequest, match=r"'gpu' can never grant 6.*5 at most"):
+        frozen.acquire(GPU, cost=6)
+    assert frozen.acquire(GPU, cost=5).remaining == 0
+
+
+@pytest.mark.parametrize("limits", [GPU, [GPU, Concurrency(20, name="memory")]])
+def test_a_cost_of_the_call_is_of_places_where_no_limit_is_a_rate(frozen: Limiter, limits: object) -> None:
+    assert frozen.acquire(limits, cost=4).states[0].remaining == 6  # type: ignore[arg-type]
+
+
+def test_beside_a_rate_places_keep_their_own_cost(frozen: Limiter) -> None:
+    tokens = Limit("1000/h", burst=1000, name="tokens")
+    assert [each.remaining for each in frozen.acquire([tokens, GPU], cost=900).states] == [100, 9]
+    several = Concurrency(10, name="gpu", cost=3)
+    assert [each.remaining for each in frozen.acquire([tokens, several], cost=50).states] == [50, 6]
+    assert frozen.available([tokens, several]) == 6
+
+
+def test_costs_of_limits_and_of_arguments(frozen: Limiter) -> None:
+    assert frozen.acquire(Concurrency(10, name="gpu", cost=3)).remaining == 7
+    by_argument = Concurrency(10, name="gpu", cost="gpus", key="{host}")
+    decision = frozen.acquire(by_argument, args={"gpus": 4, "host": "a"})
+    assert (decision.remaining, decision.states[0].key) == (6, "a")
+
+    @frozen.limited(Concurrency(10, name="gpu", cost=lambda gpus: gpus))
+    def train(gpus: int) -> int:
+        return frozen.available(GPU)
+
+    assert train(5) == 2, "while it runs"
+    assert frozen.available(GPU) == 7
+    with frozen.permit(GPU, cost=6):
+        assert frozen.available(GPU) == 1
+    assert frozen.available(GPU) == 7
+
+
+def test_a_run_that_asks_again_finds_its_lease(frozen: Limiter) -> None:
+    for _ in range(3):
+        assert ask(frozen, "run", 6)
+    assert frozen.available(GPU) == 4
+    assert release(frozen, "run", 6)
+    assert frozen.available(GPU) == 10
+
+
+def test_a_limit_that_is_stored_by_its_name_holds_for_each_key(frozen: Limiter) -> None:
+    by_key = Concurrency(10, name="gpu", key="{host}")
+    assert frozen.set_rate("gpu", Concurrency(1), force=True)
+    assert frozen.acquire(by_key, key="a").allowed
+    assert not frozen.acquire(by_key, key="a").allowed
+    frozen.pause("gpu", 5, force=True)
+    assert not frozen.acquire(by_key, key="b").allowed
+
+
+# -- A trace against a model -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """Leases without a line: who holds how many, and until when."""
+
+    limit: int
+    lease: int
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def at(self, now: int) -> None:
+        self.held = {holder: until for holder, until in self.held.items() if until > now}
+
+    def free(self) -> int:
+        return self.limit - sum(cost for _, cost in self.held)
+
+    def acquire(self, id: str, cost: int, now: int) -> bool:
+        if (id, cost) not in self.held and cost > self.free():
+            return False
+        self.held[id, cost] = now + self.lease
+        return True
+
+    def renew(self, id: str, cost: int, now: int) -> bool:
+        if (id, cost) not in self.held:
+            return False
+        self.held[id, cost] = max(self.held[id, cost], now + self.lease)
+        return True
+
+    def release(self, id: str, cost: int) -> None:
+        self.held.pop((id, cost), None)
+
+
+ACTS = st.tuples(
+    st.sampled_from(["acquire"] * 5 + ["renew", "release", "release"]),
+    st.sampled_from([0, 1, 1000, 300_000, 999_999, 1_000_000, 1_000_001]),
+    st.sampled_from("abcdefgh"),
+    st.integers(1, 6),
+)
+
+
+@pytest.fixture(scope="module")
+def alone(server: EmbeddedServer) -> Iterator[tuple[Limiter, redis.Redis]]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as store:
+        yield Limiter(redis.Redis.from_url(server.url), replace_includes={"now": FROZEN_STORE}, counts=False), store
+
+
+@given(limit=st.integers(1, 9), trace=st.lists(ACTS, max_size=40))
+@settings(max_examples=150)
+def test_the_store_holds_what_a_model_holds(
+    alone: tuple[Limiter, redis.Redis], limit: int, trace: list[tuple[str, int, str, int]]
+) -> None:
+    limiter, store = alone
+    store.flushall()
+    model, now, asked = Model(limit, 1_000_000), START, Concurrency(limit, name="gpu", lease=1.0)
+    for verb, after, id, cost in trace:
+        now += after
+        store.set("test:clock", now)
+        model.at(now)
+        request = places(min(cost, limit), asked)
+        if verb == "acquire":
+            decision = limiter._asker.ask([request], id=id)
+            assert decision.allowed == model.acquire(id, request.cost, now)
+            assert decision.remaining == model.free() >= 0
+        elif verb == "renew":
+            assert limiter._asker.renew([(request, id)]) == [model.renew(id, request.cost, now)]
+        else:
+            limiter._asker.release([Ended(id, [request], now)])
+            model.release(id, request.cost)
+        assert limiter.available(asked) == model.free()
+
+
+# -- Who goes first ----------------------------------------------------------------------------------------------------
+
+
+def hold(frozen: Limiter, number: int) -> None:
+    for index in range(number):
+        assert ask(frozen, f"held {index}", 1)
+
+
+def left(limiter: Limiter) -> int:
+    """Places that nobody holds; they may be set aside."""
+    return limiter.peek(GPU, cost=1).remaining
+
+
+def test_places_that_become_free_are_kept_for_the_first_that_waits(frozen: Limiter, clock: Clock) -> None:
+    hold(frozen, 5)
+    assert not ask(frozen, "large", 8)
+    clock.advance(0.01)
+    assert not ask(frozen, "small", 1), "five are free, and it came later"
+    for index in range(2):
+        assert release(frozen, f"held {index}", 1)
+        clock.advance(0.3)
+        assert not ask(frozen, "small", 1)
+        assert not ask(frozen, f"newcomer {index}", 1)
+        assert not ask(frozen, "large", 8)
+    assert release(frozen, "held 2", 1)
+    assert not ask(frozen, "small", 1)
+    assert ask(frozen, "large", 8)
+    assert not ask(frozen, "small", 1), "all are held"
+    assert release(frozen, "held 3", 1)
+    assert ask(frozen, "small", 1)
+
+
+def test_of_several_large_ones_the_first_goes_first(frozen: Limiter, clock: Clock) -> None:
+    hold(frozen, 5)
+    for id, cost in (("one", 8), ("two", 6), ("three", 7)):
+        assert not ask(frozen, id, cost)
+        clock.advance(0.001)
+    assert release(frozen, "held 0", 1)
+    clock.advance(0.5)
+    assert not ask(frozen, "two", 6), "six are free"
+    assert release(frozen, "held 1", 1)
+    assert release(frozen, "held 2", 1)
+    assert not ask(frozen, "three", 7)
+    assert ask(frozen, "one", 8)
+    assert release(frozen, "one", 8)
+    assert not ask(frozen, "three", 7)
+    assert ask(frozen, "two", 6)
+
+
+def test_who_waits_for_one_since_before_goes_before(frozen: Limiter, clock: Clock) -> None:
+    hold(frozen, 10)
+    assert not ask(frozen, "small", 1)
+    clock.advance(0.001)
+    assert not ask(frozen, "large", 8)
+    clock.advance(0.001)
+    assert not ask(frozen, "later", 1)
+    assert release(frozen, "held 0", 1)
+    assert not ask(frozen, "later", 1)
+    assert ask(frozen, "small", 1)
+
+
+@pytest.mark.parametrize("how", ["gives up", "is late", "asks without a slot"])
+def test_nothing_is_kept_for_one_that_does_not_wait(frozen: Limiter, clock: Clock, how: str) -> None:
+    hold(frozen, 5)
+    assert not ask(frozen, "large", 8, claim=0.0 if how == "asks without a slot" else 60.0)
+    if how == "gives up":
+        frozen._asker.forget([places(8)], id="large")
+    if how == "is late":
+        clock.advance(10)
+    assert ask(frozen, "small", 1)
+    assert not ask(frozen, "large", 8)
+
+
+def long_held(frozen: Limiter, clock: Clock) -> None:
+    """Ten minutes, as far as is known."""
+    assert ask(frozen, "long", 10)
+    clock.advance(30)
+    assert frozen._asker.renew([(places(10), "long")]) == [True]
+    for _ in range(19):
+        clock.advance(30)
+        assert frozen._asker.renew([(places(10), "long")]) == [True]
+    assert frozen._asker.release([Ended("long", [places(10)], START)])
+
+
+def test_one_that_died_keeps_nothing_for_the_minutes_until_its_slot(frozen: Limiter, clock: Clock) -> None:
+    long_held(frozen, clock)
+    hold(frozen, 5)
+    clock.advance(1)
+    for _ in range(3):
+        decision = frozen._asker.ask([places(8)], id="large", claim=3600.0)
+        assert not decision.allowed
+        clock.advance(0.5)
+    assert decision.retry_after <= 1.0, "the first goes on asking"
+    assert not ask(frozen, "small", 1)
+    clock.advance(4)
+    assert ask(frozen, "small", 1), "it has not asked for some seconds"
+
+
+def test_the_first_that_asks_on_goes_first_where_leases_are_held_for_long(frozen: Limiter, clock: Clock) -> None:
+    long_held(frozen, clock)
+    hold(frozen, 5)
+    for _ in range(2):
+        for id, cost in (("one", 8), ("two", 7)):
+            assert not ask(frozen, id, cost, claim=3600.0)
+            clock.advance(0.4)
+    for index in range(2):
+        assert release(frozen, f"held {index}", 1)
+        assert not ask(frozen, "two", 7, claim=3600.0)
+        assert not ask(frozen, f"small {index}", 1, claim=3600.0)
+    assert release(frozen, "held 2", 1)
+    assert not ask(frozen, "two", 7, claim=3600.0)
+    assert ask(frozen, "one", 8, claim=3600.0)
+
+
+def test_a_request_that_waits_for_another_limit_keeps_no_places_idle(frozen: Limiter, clock: Clock) -> None:
+    assert frozen._asker.ask([RATE]).allowed
+    hold(frozen, 4)
+    assert not ask(frozen, "large", 8, RATE), "in a minute"
+    clock.advance(0.01)
+    assert ask(frozen, "small", 1)
+
+
+def test_marks_of_dead_requests_are_cleared(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    hold(frozen, 5)
+    for index in range(20):
+        assert not ask(frozen, f"dead {index}", 8)
+        clock.advance(0.001)
+    clock.advance(20)
+    for index in range(6):
+        assert ask(frozen, "large", 6) == (index > 0)
+        clock.advance(0.2)
+        release(frozen, f"held {index}", 1)
+    assert not [each for each in store.zrange(LEASES, 0, -1) if each.startswith("\2")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_and_few_places_are_served_in_bounded_time(frozen: Limiter, clock: Clock, seed: int) -> None:
+    """Callers that always want to hold 1, 5, 8 or 10 of ten places, for 0.2 s each: none waits for long."""
+    luck = random.Random(seed)
+    wants = {f"{cost}.{index}": cost for cost in (1, 1, 1, 5, 8, 10) for index in range(2)}
+    held: dict[str, int] = {}
+    since: dict[str, int] = dict.fromkeys(wants, clock.us)
+    number: dict[str, int] = dict.fromkeys(wants, 0)
+    longest: dict[str, float] = {}
+    for _ in range(400):
+        clock.advance(0.02)
+        for id in luck.sample(sorted(wants), len(wants)):
+            run, cost = f"{id}#{number[id]}", wants[id]
+            if id in held:
+                if clock.us >= held[id]:
+                    assert release(frozen, run, cost)
+                    del held[id]
+                    number[id] += 1
+                    since[id] = clock.us
+            elif ask(frozen, run, cost):
+                assert sum(wants[each] for each in held) + cost <= 10
+                held[id] = clock.us + 200_000
+                longest[id] = max(longest.get(id, 0.0), (clock.us - since[id]) / 1e6)
+    assert longest.keys() == wants.keys(), "each has had some"
+    assert max(longest.values()) < 4.0, longest
+
+
+# -- Leases that are handed over, and held -----------------------------------------------------------------------------
+
+
+def test_a_lease_of_many_goes_on_to_the_next_in_one_step(frozen: Limiter) -> None:
+    assert hand_over(frozen, "a", cost=8) == [True]
+    assert hand_over(frozen, "b", cost=8) == [False]
+    assert hand_over(frozen, "b", "c", cost=8, ended=(("a", 8),)) == [True, False]
+    assert left(frozen) == 2
+
+
+def test_a_caller_that_waits_has_its_places_held_once_there_are_as_many(frozen: Limiter, clock: Clock) -> None:
+    assert ask(frozen, "a", 6)
+    assert ask(frozen, "b", 4)
+    assert hand_over(frozen, "large", cost=8, ear="@") == [False]
+    clock.advance(0.01)
+    assert hand_over(frozen, "small", cost=1, ended=(("a", 6),)) == [False], "six are free, and are kept"
+    assert left(frozen) == 6
+    assert hand_over(frozen, "small", cost=1, ended=(("b", 4),)) == [True], "eight are held for the other one"
+    assert left(frozen) == 1
+    assert hand_over(frozen, "large", cost=8, ear="@") == [True]
+    assert left(frozen) == 1
+    assert release(frozen, "large", 8)
+    assert left(frozen) == 9
+
+
+def test_places_that_are_held_for_one_that_does_not_come_are_free_again(frozen: Limiter, clock: Clock) -> None:
+    assert ask(frozen, "a", 6)
+    for _ in range(3):
+        assert hand_over(frozen, "large", cost=8, ear="@") == [False]
+        assert hand_over(frozen, "small", cost=1, ended=(("a", 6),)) in ([True], [False])
+        release(frozen, "small", 1)
+        clock.advance(5)
+        assert frozen.available(GPU) == 10
+        assert ask(frozen, "a", 6)
+
+
+def test_parked_tasks_of_many_places_come_in_their_order(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
+    asked = places(4)
+    holder = frozen._asker.ask([places(10)], id="holder")
+    for number in range(5):
+        park_one(parking, asked, f"t{number}@q", f'{{"id": "t{number}"}}')
+        clock.advance(0.001)
+    clock.advance(1)
+    assert frozen.release(holder)
+    (lot,) = parking.take_due([asked])
+    assert [each.id for each in lot.leaving] == [f"t{number}@q" for number in range(len(lot.leaving))]
+    assert lot.leaving
+    granted = [ask(frozen, each.id, 4) for each in lot.leaving]
+    assert granted == ([True, True] + [False] * 3)[: len(granted)]
+
+
+@pytest.mark.parametrize("way", ["acquire", "hand_over"])
+def test_whatever_is_asked_no_more_places_are_held(frozen: Limiter, clock: Clock, way: str) -> None:
+    luck = random.Random(7)
+    held: dict[str, int] = {}
+    how: dict[str, Callable[[str, int], bool]] = {
+        "acquire": lambda id, cost: ask(frozen, id, cost, claim=luck.choice([0.0, 60.0])),
+        "hand_over": lambda id, cost: hand_over(frozen, id, cost=cost, ear=luck.choice(["", "@"]))[0],
+    }
+    for number in range(300):
+        clock.advance(luck.choice([0.0, 0.001, 0.1, 1.2]))
+        id = luck.choice("abcdefghij")
+        if id in held and luck.random() < 0.5:
+            assert release(frozen, id, held.pop(id))
+            continue
+        cost = held.get(id) or 1 + number % 10 if number % 3 else 1
+        if id not in held and how[way](id, cost):
+            held[id] = cost
+        assert sum(held.values()) <= 10
+        assert frozen._asker.renew([(places(each), holder) for holder, each in held.items()]) == [True] * len(held)

@@ -1,0 +1,118 @@
+"""A call whose arguments give a limit no key: an error, no limit for it, or one bucket for all such calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Concurrency, ConfigurationError, Limit
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limits.any_limit import AnyLimit
+
+from .test_binding import app_with, asked, plan_of
+
+TENANT = "tenant:{tenant_id}"
+
+
+def work(order_id: int, tenant_id: str | None = None, **options: Any) -> None: ...
+
+
+def by(missing_key: str | None, **options: Any) -> Limit:
+    return Limit("1/s", name="tenant", key=TENANT, missing_key=missing_key, **options)
+
+
+def test_a_key_that_is_none_is_an_error_that_says_what_to_do() -> None:
+    plan = plan_of(work, limits=by(None))
+    assert asked(plan, 1, "ann") == [("tenant", "tenant:ann", 1)]
+    says = r"key='tenant:\{tenant_id\}' cannot be filled .*'tenant_id' is None; missing_key='exempt' and 'shared' allow"
+    with pytest.raises(ConfigurationError, match=says):
+        plan.demands((1,), {})
+
+
+@pytest.mark.parametrize(
+    ("missing_key", "requests"),
+    [
+        ("exempt", [("calls", "", 1)]),
+        ("shared", [("tenant", "(missing)", 1), ("calls", "", 1)]),
+    ],
+)
+def test_what_a_call_without_a_key_asks(missing_key: str, requests: list[tuple[str, str, int]]) -> None:
+    plan = plan_of(work, limits=[by(missing_key), Limit("9/s", name="calls")])
+    assert asked(plan, 1) == requests
+    assert asked(plan, 1, tenant_id=None) == requests
+    assert asked(plan, 1, "ann") == [("tenant", "tenant:ann", 1), ("calls", "", 1)]
+
+
+@pytest.mark.parametrize("value", [0, "", False])
+def test_a_value_that_is_empty_is_a_key(value: Any) -> None:
+    assert asked(plan_of(work, limits=by("exempt")), 1, value) == [("tenant", f"tenant:{value}", 1)]
+
+
+def test_a_call_to_which_no_limit_applies_asks_for_nothing() -> None:
+    assert plan_of(work, limits=by("exempt")).demands((1,), {}) == ()
+
+
+@pytest.mark.parametrize("missing_key", ["exempt", "shared"])
+def test_a_task_need_not_take_the_argument(missing_key: str) -> None:
+    def other(order_id: int) -> None: ...
+
+    key = [("tenant", "(missing)", 1)] if missing_key == "shared" else []
+    assert asked(plan_of(other, limits=by(missing_key)), 1) == key
+    with pytest.raises(ConfigurationError, match="names the argument 'tenant_id', which the task does not take"):
+        plan_of(other, limits=by("error"))
+    with pytest.raises(ConfigurationError, match="names the argument 'weight', which the task does not take"):
+        plan_of(other, limits=by(missing_key, burst=9, cost="weight"))
+
+
+def test_parts_of_arguments_and_callables() -> None:
+    def task(order: dict[str, Any]) -> None: ...
+
+    plan = plan_of(task, limits=Limit("1/s", name="tenant", key="{order[tenant]}", missing_key="shared"))
+    assert asked(plan, {"tenant": "ann"}) == [("tenant", "ann", 1)]
+    for order in ({}, {"tenant": None}, None):
+        assert asked(plan, order) == [("tenant", "(missing)", 1)]
+    with pytest.raises(ConfigurationError, match="cannot be filled"):
+        plan.demands((7,), {})  # a mistake, and not a missing key
+    called = plan_of(task, limits=Limit("1/s", name="tenant", key=lambda order: order.get("t"), missing_key="exempt"))
+    assert asked(called, {"t": "ann"}) == [("tenant", "ann", 1)]
+    assert asked(called, {}) == []
+
+
+def test_no_key_is_that_of_the_shared_bucket() -> None:
+    plan = plan_of(work, limits=Limit("1/s", name="tenant", key="{tenant_id}", missing_key="shared"))
+    keys = {text: asked(plan, 1, text)[0][1] for text in ("(missing)", "(missing)#", "(missing)##", "(missing) x", "x")}
+    shared = asked(plan, 1)[0][1]
+    assert shared == "(missing)"
+    assert shared not in keys.values()
+    assert len(set(keys.values())) == len(keys)
+
+
+def test_the_setting_is_of_limits_that_make_no_choice() -> None:
+    app = app_with(ratelimit_missing_key="exempt", ratelimit_quotas={"tenant": {"rate": "1/s", "key": TENANT}})
+    assert asked(plan_of(work, app=app, limits="tenant"), 1) == []
+    own = app_with(ratelimit_missing_key="exempt")
+    assert asked(plan_of(work, app=own, limits=by("shared")), 1) == [("tenant", "(missing)", 1)]
+
+    def other(order_id: int) -> None: ...
+
+    assert asked(plan_of(other, app=app_with(ratelimit_missing_key="shared"), limits=by(None)), 1) != []
+    with pytest.raises(ConfigurationError, match="ratelimit_missing_key='skip' is not one of 'error', 'exempt', 'sh"):
+        plan_of(other, app=app_with(ratelimit_missing_key="skip"), limits="1/s")
+
+
+KINDS = [lambda **options: Limit("1/s", **options), lambda **options: Concurrency(2, **options)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_that_cannot_be(kind: Any) -> None:
+    assert kind(key="{a}", missing_key="shared").missing_key == "shared"
+    with pytest.raises(ConfigurationError, match="missing_key='skip' is not one of 'error', 'exempt', 'shared'"):
+        kind(key="{a}", missing_key="skip")
+    with pytest.raises(ConfigurationError, match="missing_key='shared' is for a limit with key="):
+        kind(missing_key="shared")
+
+
+def test_limits_that_differ_in_it_are_one_bucket() -> None:
+    limits: list[AnyLimit] = [by("exempt"), by("shared")]
+    assert plan_of(work, limits=limits).demands((1, "ann"), {}) == (LimitRequest(limits[0], "tenant", "tenant:ann"),)
