@@ -16,6 +16,7 @@ from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import START, Clock
 from tests.parks import park_one
 
@@ -43,7 +44,7 @@ def hand_over(
 ) -> list[bool]:
     requests = PlaceRequests(asking, 0, us(60.0), ear, len(asking), False)
     released = [Ended(id, [places(each)], START) for id, each in ended]
-    return [each.allowed for each in limiter._asker.release_and_acquire([places(cost)], requests, released)]
+    return [each.allowed for each in release_and_acquire(limiter._asker, [places(cost)], requests, released)]
 
 
 # -- How many are held -------------------------------------------------------------------------------------------------
