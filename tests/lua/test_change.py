@@ -251,7 +251,9 @@ def test_a_bucket_gives_back_only_what_it_has_lent(frozen: Limiter, clock: Clock
         frozen.reset(wanted)
     clock.advance(0.5)
     assert granted(frozen, wanted) == wanted.size
-    assert settle_demands(frozen, [LimitRequest(wanted, "api", "", wanted.size)], [0], id=a.id, granted_at=a._granted_at)
+    assert settle_demands(
+        frozen, [LimitRequest(wanted, "api", "", wanted.size)], [0], id=a.id, granted_at=a._granted_at
+    )
     assert granted(frozen, wanted) == 0
 
 
