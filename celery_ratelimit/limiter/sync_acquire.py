@@ -123,12 +123,12 @@ class SyncAcquire(PermitMethods):
         return decision
 
     def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> WarmAcquire | None:
-        """Prepare the call ``asked``, and keep it; ``None``: it takes more than one script.
+        """Prepare the call ``asked``, and keep it; ``None``: it does not take exactly one script.
 
         Nor is a call prepared that names a limit of an app's task, which may yet be registered.
         """
         core, limits = self._core, [demand.limit for demand in demands]
-        named = asked[0] if isinstance(asked[0], tuple) else asked[:1]
+        named = asked[0] if asked and isinstance(asked[0], tuple) else asked[:1]
         names = [each for each in named if isinstance(each, str)]
         warm = None
         if (
