@@ -30,8 +30,8 @@ from .limiter.cost_methods import CostMethods
 from .limiter.limit_request import longest_wait, microseconds
 from .limiter.operation import Operation
 from .limiter.permit_methods import LimiterBase, PermitMethods
+from .limiter.prepared_acquire import PreparedAcquire
 from .limiter.script_operations import Operations
-from .limiter.sync_acquire import SyncAcquire, WarmAcquire
 from .limiter.sync_store import StoreRunner
 from .limits.decision import Decision
 from .store.script import Script
@@ -68,9 +68,6 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         longest_wait(max_wait)
         return (yield from limiter._core.ask(demands))
 
-    def acquire_warm(limiter: SyncAcquire, warm: WarmAcquire) -> Decision:
-        return limiter._run(limiter._acquire(warm.demands, 0.0))
-
     async def ping(runner: AsyncStoreRunner) -> None: ...
 
     return {
@@ -80,7 +77,7 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,
         (LimiterBase, "_counted"): lambda limiter, operation, demands, waits: operation,
-        (SyncAcquire, "_acquire_warm"): acquire_warm,
+        (PreparedAcquire, "_prepared"): lambda limiter, *call: None,
         (LimiterBase, "_pass_by"): lambda limiter, shadow, users=(): None,
         (LimiterBase, "_correct"): lambda limiter, shadow, actual: None,
         (StoreRunner, "is_fake"): True,

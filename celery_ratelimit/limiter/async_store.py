@@ -41,13 +41,14 @@ class AsyncStoreRunner:
 
     Attributes:
         core: makes the operations.
+        link: to the store.
         clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
 
     def __init__(self, client: Any, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
         self.client = client
         self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
-        self._link = self._cluster or AsyncLink(client)
+        self.link = self._cluster or AsyncLink(client)
         self.core = Operations(prefix, replace_includes, is_cluster=self._cluster is not None)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
@@ -68,8 +69,7 @@ class AsyncStoreRunner:
             _, late = await asyncio.wait(self._at_work, timeout=SOCKET_TIMEOUT)
             for task in late:
                 task.cancel()
-        if self._cluster is not None:
-            await self._cluster.aclose()
+        await self.link.aclose()
 
     async def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
@@ -132,14 +132,18 @@ class AsyncStoreRunner:
 
     async def _reply(self, script: Script, call: Call) -> Any:
         """Run a script and return its reply, or its error as a value."""
-        if self._master is not None and self._master.is_due():
-            self.start(self._master.look())
         try:
-            return await self._store(script.awaited(self._link, *call))
+            return await self._store(script.awaited(self.link, *call))
         except RateLimitError as error:
             return error
 
+    async def exchange(self, command: bytes) -> Any:
+        """Send a script's call in wire form, and return its reply; a store's error is raised as one of this package."""
+        return await self._store(self.link.exchange(command))
+
     async def _store(self, answer: Awaitable[R]) -> R:
+        if self._master is not None and self._master.is_due():
+            self.start(self._master.look())
         try:
             answered = await answer
         except STORE_ERRORS as error:

@@ -14,7 +14,7 @@ from .limit_request import LimitRequest, leased, microseconds
 from .operation import AcquirePermits, Operation, Sleep
 from .script_operations import Operations
 
-__all__ = ["acquire", "is_beyond", "throttled"]
+__all__ = ["acquire", "give_back", "is_beyond", "throttled"]
 
 #: A blocking call takes its permit at most this many seconds ahead. Further ahead it keeps a slot, which lapses if the
 #: caller dies; a permit would be lost.
@@ -64,13 +64,11 @@ def acquire(
         raise
     except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended, a cancellation
         if asked is not None:
-            yield from _give_back(core, demands, id, asked.answer)
+            yield from give_back(core, demands, id, asked.answer)
         raise
 
 
-def _give_back(
-    core: Operations, demands: Sequence[LimitRequest], id: str, decision: Decision | None
-) -> Operation[None]:
+def give_back(core: Operations, demands: Sequence[LimitRequest], id: str, decision: Decision | None) -> Operation[None]:
     """Return the permits and slots of an interrupted call. ``decision``: its last one; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:

@@ -10,6 +10,7 @@ from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import (
@@ -44,33 +45,60 @@ _ELSEWHERE = (RedisConnectionError, ReadOnlyError, MovedError, ClusterDownError,
 class AsyncLink:
     """Sends commands in wire form, on connections from the client's pool.
 
-    ``Redis.execute_command`` would pack each command again, and measure each call. A store in memory, and a client with
-    a single connection, are used through their own methods.
+    ``Redis.execute_command`` would pack each command again, and measure each call. The pool's bookkeeping takes a
+    quarter of a call, so the link has a connection of its own beside the pool; concurrent calls use the pool. A store
+    in memory and a client with a single connection are used through their own methods.
+
+    Attributes:
+        takes_bytes: whether :meth:`exchange` sends a command as it is.
     """
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._takes_bytes = not hasattr(client, "clock") and not getattr(client, "single_connection_client", False)
+        self.takes_bytes = not hasattr(client, "clock") and not getattr(client, "single_connection_client", False)
+        self._own: Any = None
+        # Sentinel's pool closes its connections when the master changes.
+        self._own_is_free = self.takes_bytes and not isinstance(client.connection_pool, SentinelConnectionPool)
 
     async def exchange(self, command: bytes) -> Any:
         """Send a command and return the reply; tried again as the client's ``Retry`` says."""
-        if not self._takes_bytes:
+        if not self.takes_bytes:
             return await self._client.execute_command(*_values(command))
         pool = self._client.connection_pool
+        if self._own_is_free:
+            self._own_is_free = False
+            try:
+                if self._own is None:
+                    self._own = pool.make_connection()
+                return await _exchange(self._own, command)
+            finally:
+                self._own_is_free = True
         connection = await pool.get_connection(*_FOR)
-
-        async def once() -> Any:
-            await connection.send_packed_command(command)
-            return await connection.read_response()
-
         try:
-            return await connection.retry.call_with_retry(once, lambda error: connection.disconnect())
+            return await _exchange(connection, command)
         finally:
             await pool.release(connection)
+
+    async def aclose(self) -> None:
+        """Close the link's own connection. A later call opens it again."""
+        if self._own is not None:
+            await self._own.disconnect()
 
     async def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         """Run a script that the store does not know, see :class:`~celery_ratelimit.store.script.Script`."""
         return await self.exchange(b"*%d\r\n%b" % (3 + values, bulk("EVAL", source, keys)) + b"".join(pieces))
+
+
+async def _exchange(connection: Any, command: bytes) -> Any:
+    async def once() -> Any:
+        if connection.is_connected and not connection.health_check_interval:
+            # Without the task that redis-py makes for the timeout of a write; that of the read is for both.
+            connection._writer.write(command)
+        else:
+            await connection.send_packed_command(command)
+        return await connection.read_response()
+
+    return await connection.retry.call_with_retry(once, lambda error: connection.disconnect())
 
 
 def _values(command: bytes) -> list[Any]:
@@ -89,6 +117,9 @@ class AsyncClusterLink:
         client: the cluster's client.
         timeout: seconds that a caller waits for a free connection.
     """
+
+    #: Each node's client packs commands.
+    takes_bytes = False
 
     def __init__(self, client: RedisCluster, timeout: float = 5.0) -> None:
         self._client = client

@@ -1,0 +1,133 @@
+"""``acquire`` without waiting: a repeated call sends a prepared command.
+
+Most calls repeat an earlier one, and their command never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from ..errors import STORE_TROUBLES, RateLimitError
+from ..limits.any_limit import AnyLimit
+from ..limits.decision import Decision
+from ..observing import Asked
+from .limit_request import LimitRequest, Limits, leased
+from .permit_methods import PermitMethods
+from .script_calls import decision_of, impossible, whole_numbers
+from .shadow import asked_of
+from .usage import note, note_lost
+
+__all__ = ["PreparedAcquire", "PreparedCall"]
+
+#: Calls that are kept prepared.
+_MOST = 1024
+
+
+class PreparedCall(NamedTuple):
+    """A repeated call with its prepared command: one script decides it.
+
+    Attributes:
+        demands: the limit requests.
+        command: the script's call in wire form.
+        asked: the limit requests as the counters take them.
+        quotas: the quotas that the call names, by name. A quota may be replaced.
+    """
+
+    demands: tuple[LimitRequest, ...]
+    command: bytes
+    asked: tuple[Asked, ...]
+    quotas: tuple[tuple[str, AnyLimit], ...]
+
+
+class PreparedAcquire(PermitMethods):
+    """Acquire, reserve and return permits; ``acquire`` by prepared calls.
+
+    Args:
+        quotas, lowest_first: see :class:`~celery_ratelimit.Limiter`.
+        asker: runs operations: a ``StoreRunner`` or an ``AsyncStoreRunner``.
+    """
+
+    def __init__(self, quotas: Mapping[str, Any] | None, asker: Any, lowest_first: bool | None) -> None:
+        super().__init__(quotas, asker.core.calls.prefix, asker.core, asker.clock, lowest_first)
+        self._asker = asker
+        self._calls: dict[Any, PreparedCall | None] = {}
+
+    def _prepared(
+        self,
+        limits: Limits,
+        key: str | None,
+        args: Mapping[str, Any] | None,
+        cost: int | None,
+        priority: int | None,
+        max_wait: float | None,
+    ) -> PreparedCall | None:
+        """The prepared call; ``None``: this one takes more than a single script, or is invalid."""
+        if max_wait != 0 or priority is not None or not (cost is None or type(cost) is int):  # as keys, True is 1
+            return None
+        if args is None:
+            asked: Any = (tuple(limits) if type(limits) is list else limits, key, cost)
+        else:
+            asked = self._reader.plain(limits, key, cost, args)
+        try:
+            call = self._calls[asked]
+        except KeyError:
+            call = self._prepare(asked, asked if args is not None else self._reader.plain(limits, key, cost, None))
+        except TypeError:  # not hashable, and so invalid
+            return None
+        if call is None or self._core.shadows.stored:
+            return None
+        for name, quota in call.quotas:
+            if self._reader.quotas.get(name) is not quota:
+                return self._prepare(asked, self._reader.plain(limits, key, cost, None))
+        return call
+
+    def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> PreparedCall | None:
+        """Prepare the call ``asked``, and keep it; ``None``: it does not take exactly one script.
+
+        Nor is a call prepared that names a limit of an app's task, which may yet be registered.
+        """
+        core, limits = self._core, [demand.limit for demand in demands]
+        named = asked[0] if asked and isinstance(asked[0], tuple) else asked[:1]
+        names = [each for each in named if isinstance(each, str)]
+        call = None
+        if (
+            demands
+            and self._asker.link.takes_bytes
+            and core.takes_one_script(demands)
+            and not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
+            and all(name in self.quotas for name in names)
+        ):
+            script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])
+            command = script.command(*core.calls.of_script(script, demands, ("", 0, 0), None, ()))
+            call = PreparedCall(demands, command, asked_of(demands), quotas)
+        if len(self._calls) >= _MOST:
+            self._calls.clear()
+        self._calls[asked] = call
+        return call
+
+    def _decided(self, call: PreparedCall, reply: Any) -> Decision:
+        """Read the reply and count the decision, as the general way of ``acquire`` does."""
+        decision = decision_of(call.demands, whole_numbers(reply), self._core.new_id())
+        for state in decision.states:
+            if state.version < 0:
+                self._core.shadows.hear(decision)
+        counting = self._counting
+        if counting is None:
+            return decision
+        if decision.allowed:
+            for each in call.asked:
+                counting.counter.at_once(each)
+        else:
+            note(counting.counter, call.demands, decision, 0.0)
+        return decision
+
+    def _failed(self, call: PreparedCall, error: RateLimitError) -> RateLimitError | None:
+        """The error to raise; ``None``: the store does not know the script yet."""
+        if isinstance(error.__cause__, NoScriptError):
+            return None
+        if self._counting is not None and isinstance(error, STORE_TROUBLES):
+            note_lost(self._counting.counter, call.demands)
+        return impossible(call.demands, error)
