@@ -50,7 +50,7 @@ def status() -> None:
         for limit in limits:
             for key in [f"t{n}" for n in range(2 * KEYS)] if limit.key else [None]:
                 limiter.acquire(limit, key=key)
-        for limit in limits:  # as lua/count.lua has left it: something in each minute of a day
+        for limit in limits:  # as lua/add_counts.lua has left it: something in each minute of a day
             minutes = f"ratelimit:v1:{{{limit.name}}}::minutes"
             client.delete(minutes)
             client.rpush(minutes, *[" s60000 p60000"] * 1439, f"{int(time.time()) // 60} s100 p100")

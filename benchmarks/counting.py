@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter.decision_counts import DecisionCounter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.usage import UsageReporter
 from celery_ratelimit.operations.bucket_status import recent_use
 from celery_ratelimit.testing import embedded_server
 from celery_ratelimit.worker.reporting import Reporter
@@ -50,7 +50,7 @@ def held_by(key: str) -> Any:
 
 def main() -> None:
     with embedded_server() as server, Limiter.from_url(server.url, counts=False) as limiter:
-        counting = UsageReporter(limiter._asker, lambda seconds, call: None)
+        counting = DecisionCounter(limiter._asker, lambda seconds, call: None)
         held = held_by("")
         bare, counted = Reporter(), Reporter([counting.counter])
         nobody = measured(lambda: bare.started(held, 1), 20_000)

@@ -30,7 +30,7 @@ from matplotlib.patches import Patch  # noqa: E402
 from benchmarks.clock import START, StandingClock, standing_clock, us  # noqa: E402
 from celery_ratelimit import Concurrency, Limit  # noqa: E402
 from celery_ratelimit.limiter.limit_request import LimitRequest  # noqa: E402
-from celery_ratelimit.limiter.script_calls import Ended  # noqa: E402
+from celery_ratelimit.limiter.script_calls import LeasesToRelease  # noqa: E402
 
 TO = Path(__file__).resolve().parent.parent / "docs" / "algorithms"
 ADMITTED, AREA, OVER, LIMIT = "#1d4ed8", "#93c5fd", "#fca5a5", "#0f172a"
@@ -259,7 +259,7 @@ def _concurrency(clock: StandingClock, axes: Axes) -> None:
             job.renewed.append(now)
             then(now + lease // 3, "renew", number)
         elif what == "end":
-            assert clock.limiter._asker.release([Ended(id, [demand], START + job.begins)])
+            assert clock.limiter._asker.release([LeasesToRelease(id, [demand], START + job.begins)])
     for number, job in enumerate(jobs):
         row = len(jobs) - number
         _bar(axes, row, us(job.arrives), job.begins, WAITING, 0.16)

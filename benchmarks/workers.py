@@ -153,6 +153,7 @@ def scripts(calls: dict[str, int]) -> int:
 def pushes(calls: dict[str, int]) -> int:
     """How many messages were put into a queue: kombu publishes to the left, and restores to the right.
 
-    Less what each worker pushes when it starts, to see whether it may: ``lua/probe.lua``, which alone trims a list.
+    Less what each worker pushes when it starts, to see whether it may: ``lua/check_permissions.lua``, which alone trims
+    a list.
     """
     return calls.get("lpush", 0) + calls.get("rpush", 0) - 2 * calls.get("ltrim", 0)

@@ -21,7 +21,7 @@ from .errors import (
     Throttled,
 )
 from .limiter.limiter import Limiter
-from .limiter.permit_methods import LimiterBase
+from .limiter.limiter_base import LimiterBase
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit

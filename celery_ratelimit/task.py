@@ -20,8 +20,9 @@ from .app.plan import Plan, plan_of
 from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
+from .limiter.argument_checks import actual_costs, check_actual
 from .limiter.leases import run_id
-from .limiter.limit_request import LimitRequest, actual_costs, check_actual, leased
+from .limiter.limit_request import LimitRequest, leased
 from .limiter.shadow import asked_of
 from .observing import Observation
 from .store_calls.outage import TaskDeferral

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from .errors import ConfigurationError
+from .limiter.argument_checks import longest_wait, microseconds
 from .limiter.async_store import AsyncStoreRunner
-from .limiter.cost_methods import CostMethods
-from .limiter.limit_request import longest_wait, microseconds
+from .limiter.charge_methods import ChargeMethods
+from .limiter.limiter_base import LimiterBase
 from .limiter.operation import Operation
-from .limiter.permit_methods import LimiterBase, PermitMethods
-from .limiter.prepared_acquire import PreparedAcquire
+from .limiter.permit_methods import PermitMethods
+from .limiter.prepared_acquire import PreparedAcquireMethods
 from .limiter.script_operations import Operations
 from .limiter.sync_store import StoreRunner
 from .limits.decision import Decision
@@ -72,12 +73,12 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
 
     return {
         (Operations, "decide"): decide,
-        (CostMethods, "_charge"): lambda limiter, demands: (yield from ()),
+        (ChargeMethods, "_charge"): lambda limiter, demands: (yield from ()),
         (Operations, "reset"): lambda core, demands, note: (yield from ()),
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,
         (LimiterBase, "_counted"): lambda limiter, operation, demands, waits: operation,
-        (PreparedAcquire, "_prepared"): lambda limiter, *call: None,
+        (PreparedAcquireMethods, "_prepared"): lambda limiter, *call: None,
         (LimiterBase, "_pass_by"): lambda limiter, shadow, users=(): None,
         (LimiterBase, "_correct"): lambda limiter, shadow, actual: None,
         (StoreRunner, "is_fake"): True,

@@ -23,7 +23,7 @@ local soonest, latest = now + EARLIEST_US, now + CLAIM_US
 --!include read_limits.lua
 --!include check.lua
 --!include reply.lua
---!include ids.lua
+--!include idempotency.lua
 
 if known == 'find' then
     local at = tonumber(call('ZSCORE', KEYS[IDS + 1], member_of(id)))
@@ -42,4 +42,4 @@ if allowed then
     return reply(1, joint, joint - now, 0)
 end
 if binding == 0 then return reply(0, now, joint - now, 0) end
---!include refuse.lua
+--!include refuse_with_slot.lua

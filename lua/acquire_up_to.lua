@@ -24,7 +24,7 @@ local function try(permits, takes)
 --!include reply.lua
     if not allowed then
         if permits > 1 then return nil end
---!include refuse.lua
+--!include refuse_with_slot.lua
     end
     if takes then
         for i = 1, NUMBER do limits[i].algorithm.commit(limits[i], now, id, joint) end

@@ -1,7 +1,7 @@
 -- cancel: give back the permits of a reservation, as far as that lets nobody exceed the limit. Once for each id.
 --
 -- KEYS   four per limit, see include/read_limits.lua; then one per limit: its ids, see reserve.lua; then one per limit: what was
---        touched, see include/touch.lua
+--        touched, see include/mark_for_recheck.lua
 -- ARGV   1  id        text: names the reservation
 --        2+ six per limit, see include/read_limits.lua; then one per limit: key of its bucket, text
 -- Reply  1 if there was such a reservation, else 0
@@ -14,9 +14,9 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
---!include lines.lua
---!include ids.lua
---!include touch.lua
+--!include load_queue_functions.lua
+--!include idempotency.lua
+--!include mark_for_recheck.lua
 
 local found = 0
 for i = 1, #limits do

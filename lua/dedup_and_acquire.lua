@@ -20,7 +20,7 @@ local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
 local FIRST_LOT = FIRST_ASKING + 2 * ASKING
 --!include prelude.lua
 --!include now.lua
---!include goes_on.lua
+--!include is_granted_or_queued.lua
 --!include lot.lua
 
 -- Whether a copy may run. `twice`: some tasks of the parking lot in use have several copies.
@@ -47,7 +47,7 @@ local function arrive(twice, id, copy)
 end
 
 local function acquire(id)
---!include acquire_one.lua
+--!include acquire_request.lua
 end
 
 local may, at = {}, FIRST_LOT

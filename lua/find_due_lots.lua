@@ -1,6 +1,6 @@
 -- find_due_lots: find the parking lots that a worker has to process now.
 --
--- A parking lot is due when its time comes, or when its bucket was touched (include/touch.lua): each touch counts once.
+-- A parking lot is due when its time comes, or when its bucket was touched (include/mark_for_recheck.lua): each touch counts once.
 -- KEYS   of each limit: due, see include/lot.lua, and touched
 -- ARGV   1  most      number of parking lots in the reply for each limit
 --        2  fleet     text: of the parking lots

@@ -12,7 +12,7 @@ local from, to, BYTES, FIRST_BUCKET = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
 --!include prelude.lua
 --!include now.lua
 --!include ids_of_lot.lua
---!include record.lua
+--!include task_record.lua
 
 local messages
 

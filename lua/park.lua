@@ -15,7 +15,7 @@
 --                     token    names this delivery of the message
 --                     attempt  0; more: the replies to earlier calls for this delivery were lost, and they may come late
 --                     weight   of its share, in the code; '': the limit is not fair
---                     record   from the field `order` on, see include/record.lua, with the message
+--                     record   from the field `order` on, see include/task_record.lua, with the message
 --                     and pairs of an id and a token: of messages that were parked before, and are acknowledged by now
 -- Reply  for each message two values, its outcome and what belongs to it:
 --        parked    cost in permits of the tasks before it. If less important tasks are parked, too: the number of tasks before it times
@@ -34,7 +34,7 @@ local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonum
 --!include now.lua
 --!include lot.lua
 --!fair shares.lua
---!fair join_share.lua
+--!fair add_task_to_share.lua
 --!include bell.lua
 
 local twice -- whether some tasks of the parking lot in use have several messages
@@ -93,7 +93,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
                 call('HSET', PAYLOADS, other, kept)
                 call('ZADD', PARKED, int(place_in(kept)), other)
                 if shares then
---!fair move_share.lua
+--!fair move_task_in_share.lua
                 end
                 is_due = true
             end

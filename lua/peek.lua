@@ -19,4 +19,4 @@ local soonest, in_line, latest, HORIZON_US = now, '', now, 0
 --!include reply.lua
 
 if allowed then return reply(1, now, 0, 0) end
---!include refuse.lua
+--!include refuse_with_slot.lua

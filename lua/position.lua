@@ -1,6 +1,6 @@
 -- position: find the position of a task in a parking lot. Writes nothing.
 --
--- In the parking lot of a fair limit, how much comes before a task is estimated, as park does (include/join_share.lua): the tasks of its
+-- In the parking lot of a fair limit, how much comes before a task is estimated, as park does (include/add_task_to_share.lua): the tasks of its
 -- share before it, times the weight of all shares, divided by the weight of its share; at most all tasks.
 -- KEYS   see include/lot.lua
 -- ARGV   1  id        the store's id of the task
@@ -8,7 +8,7 @@
 --        3  weights   in the code, see include/turns.lua
 -- Reply  us of this clock; 'parked', 'aside' (no worker consumes its queue), 'leaving' (returned, and not confirmed to be at the broker)
 --        or ''; number of tasks parked before it, -1 if it is not parked; number of tasks parked in the parking lot; permits that all
---        of these cost; then the stored text of the task, see include/record.lua, or ''; then the weight of its share, a text: 0: it has
+--        of these cost; then the stored text of the task, see include/task_record.lua, or ''; then the weight of its share, a text: 0: it has
 --        no turn; -1: the limit is not fair, or the store's user lacks the right to count; then about how many tasks are before it
 local id, key, WEIGHTS_IN_CODE = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
@@ -16,7 +16,7 @@ local id, key, WEIGHTS_IN_CODE = ARGV[1], ARGV[2], ARGV[3]
 --!include lot.lua
 --!include shares.lua
 --!include share_weights.lua
---!include weight_in_code.lua
+--!include read_code_weight.lua
 
 use_lot(0, key)
 local message = call('HGET', PAYLOADS, id) or ''

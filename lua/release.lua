@@ -1,8 +1,8 @@
 -- release: give back leases. Idempotent: a lease that has expired, or was given back, is free already.
 --
--- KEYS   one per lease: the leases of its limit; then one per lease: what was touched, see include/touch.lua
+-- KEYS   one per lease: the leases of its limit; then one per lease: what was touched, see include/mark_for_recheck.lua
 -- ARGV   three per lease
---           id      text: the member of the lease, see include/places.lua
+--           id      text: the member of the lease, see include/lease_sizes.lua
 --           at      us: since when it was held; how long that was makes the next estimate of a wait
 --           bucket  text: the key of its bucket
 -- Reply  how many leases were given back
@@ -10,10 +10,10 @@
 local NUMBER = #KEYS / 2 -- of leases
 --!include prelude.lua
 --!include now.lua
---!include touch.lua
---!include places.lua
---!include give_place_back.lua
---!include waiting_lines.lua
+--!include mark_for_recheck.lua
+--!include lease_sizes.lua
+--!include release_lease.lua
+--!include concurrency_waiters.lua
 
 local released = 0
 for i = 1, NUMBER do

@@ -7,12 +7,12 @@
 -- ARGV   1  number    of limits
 --        2  horizon   us, see acquire.lua
 --        3  claim     us, see acquire.lua
---        4  ear       text: the line of the requests, see include/waiting_lines.lua; '': its worker cannot be rung for
+--        4  ear       text: the line of the requests, see include/concurrency_waiters.lua; '': its worker cannot be rung for
 --        5  most      >= 0: no more requests than that get their permits; the others, their slots, and nobody rings for them
 --        6  all       1: each request is asked for; 0: up to the first that is refused
 --        7  requests  how many, >= 1
 --        8+ six per limit, see include/read_limits.lua; of each request its id and the id of its lease; of each lease that is given
---           back its member, see include/places.lua, since when it was held in us, and the key of its bucket
+--           back its member, see include/lease_sizes.lua, since when it was held in us, and the key of its bucket
 -- Reply  the reply of acquire for each request that was asked for
 -- Writes as acquire and release
 local NUMBER, HORIZON_US, CLAIM_US, EAR = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -24,10 +24,10 @@ local PLACES = (#KEYS - 4 * NUMBER) / 2
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include touch.lua
---!include places.lua
---!include give_place_back.lua
---!include waiting_lines.lua
+--!include mark_for_recheck.lua
+--!include lease_sizes.lua
+--!include release_lease.lua
+--!include concurrency_waiters.lua
 
 local SLOT_ONLY_US = -2^40
 -- What is given back here is for a request whose turn is so much later than that of others, too: elsewhere it would be empty until it
@@ -81,7 +81,7 @@ local function acquire(id, HORIZON_US)
     end
     refused = limits[binding]
     if binding == 0 then return reply(0, now, 0, 0) end
---!include refuse.lua
+--!include refuse_with_slot.lua
 end
 
 local said, is_refused = {}, false

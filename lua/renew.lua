@@ -1,7 +1,7 @@
 -- renew: keep the leases of holders that are still at work. A lease that has expired stays lost: another holder may have it.
 --
 -- KEYS   one per lease: the leases of its limit
--- ARGV   one holder per key: the member of its lease, see include/places.lua; then one time per key: us that the lease lasts from now
+-- ARGV   one holder per key: the member of its lease, see include/lease_sizes.lua; then one time per key: us that the lease lasts from now
 -- Reply  one character per key: 1 renewed, 0 lost
 -- Writes leases; TTL until the last of them has expired
 --!include prelude.lua

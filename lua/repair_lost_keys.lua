@@ -15,7 +15,7 @@ local MEMORY_US, MOST = tonumber(ARGV[1]), ARGV[2]
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include renew_copy.lua
+--!include assign_copy_number.lua
 
 local function index(id, message)
     local where = place_of(id, message)

@@ -14,7 +14,7 @@ local DUE_LOTS, CODE, CONFIG_KEY, WEIGHTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
---!include queue_of_lots.lua
+--!include lot_processing_time.lua
 --!include same_code.lua
 --!include config_text.lua
 

@@ -7,7 +7,7 @@
 --        3+ six per limit, see include/read_limits.lua
 -- Reply  see include/reply.lua; refused: no permit could be had within the horizon, and nothing was taken; the error
 --        "RESERVED <limit>": under this id other limits were reserved
--- Writes each limit's state; ids: see include/ids.lua; TTL an hour after the last, which is how long an id is known.
+-- Writes each limit's state; ids: see include/idempotency.lua; TTL an hour after the last, which is how long an id is known.
 local id, HORIZON_US = ARGV[1], ARGV[2] + 0
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 3
@@ -19,7 +19,7 @@ local soonest, in_line, latest = now, '', now -- a reservation that is refused k
 --!include read_limits.lua
 --!include check.lua
 --!include reply.lua
---!include ids.lua
+--!include idempotency.lua
 
 local known = tonumber(call('ZSCORE', KEYS[IDS + 1], member_of(id)))
 for i = 2, #limits do
@@ -35,4 +35,4 @@ if allowed then
     end
     return reply(1, joint, joint - now, 0)
 end
---!include refuse.lua
+--!include refuse_with_slot.lua

@@ -1,13 +1,13 @@
 -- reset: forget what was taken.
 --
--- KEYS   of each limit: its state, its slots, what was touched, its history, virtual queues of its buckets, see shadow.lua
+-- KEYS   of each limit: its state, its slots, what was touched, its history, virtual queues of its buckets, see simulate_shadow.lua
 -- ARGV   1  note: who and why, for the history; then the key of each limit's bucket: text
 -- Reply  1
 -- Writes states, slots and virtual queues: they are gone; history
 local NOTE, FIRST_BUCKET = ARGV[1], 2
 --!include prelude.lua
 --!include now.lua
---!include touch.lua
+--!include mark_for_recheck.lua
 --!include history.lua
 
 local changed = {} -- one name may stand for a rate and for places

@@ -1,14 +1,14 @@
 -- settle: correct what a granted request was charged to what it really cost, either way. Once for each id.
 --
 -- KEYS   four per limit, see include/read_limits.lua; then one per limit: its ids, see reserve.lua; then one per limit: what was
---        touched, see include/touch.lua
+--        touched, see include/mark_for_recheck.lua
 -- ARGV   1  id        text, not empty: names the request
 --        2  at        us: when its permits were good, from the reply that granted them
 --        3+ six per limit, see include/read_limits.lua; cost is what was charged
 --        then one per limit: what it should have been, permits, whole, >= 0
 --        then one per limit: key of its bucket, text
 -- Reply  1 if it was corrected now, 0 if it had been before, or was cancelled and its id reserved again
--- Writes each limit's state; ids: see include/ids.lua; TTL an hour after the last, which is how long an id is known.
+-- Writes each limit's state; ids: see include/idempotency.lua; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
 local NUMBER = #KEYS / 6 -- of limits
@@ -20,9 +20,9 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
---!include lines.lua
---!include ids.lua
---!include touch.lua
+--!include load_queue_functions.lua
+--!include idempotency.lua
+--!include mark_for_recheck.lua
 
 -- The reservation that this id names now may be another one than the caller means: a permit that was good before it is not of it.
 -- (A permit may be good after it: what several nodes of a cluster have granted is good when the last of it is.)

@@ -13,7 +13,7 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include now.lua
 --!include read_only.lua
 --!include read_limits.lua
---!include lines.lua
+--!include load_queue_functions.lua
 
 local answer = {}
 for i = 1, NUMBER do

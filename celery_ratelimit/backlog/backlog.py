@@ -17,7 +17,8 @@ from celery import Celery
 from .._celery import broker_fingerprint, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
-from ..limiter.limit_request import LimitRequest, microseconds
+from ..limiter.argument_checks import microseconds
+from ..limiter.limit_request import LimitRequest
 from ..limiter.limiter import Limiter
 from ..limiter.script_calls import ARGUMENTS, KEYS
 from ..store.bell import Bell

@@ -13,7 +13,8 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from .._celery.saved_message import marker_in
-from ..limiter.limit_request import LimitRequest, microseconds
+from ..limiter.argument_checks import microseconds
+from ..limiter.limit_request import LimitRequest
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.resp import text

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .._celery import Worker
-from ..limiter.limit_request import microseconds
+from ..limiter.argument_checks import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import text
 from ..store_calls.store_calls import Asks

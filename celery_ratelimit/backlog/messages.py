@@ -90,7 +90,7 @@ class ToPark(NamedTuple):
         attempt: 0; more: the replies to earlier attempts to park this delivery were lost.
         task: the task's id.
         queue: that the task was sent to.
-        order, leaves, unique: see ``lua/include/record.lua``.
+        order, leaves, unique: see ``lua/include/task_record.lua``.
         share: the task's share of a fair limit, see ``lua/include/shares.lua``; ``None``: the limit is not fair.
         weight: of its share, in the code.
     """

@@ -16,7 +16,7 @@ from celery import Celery
 
 from .._celery import Worker, fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, marker_in_headers, parcel_in
-from ..limiter.limit_request import microseconds
+from ..limiter.argument_checks import microseconds
 from ..store_calls.store_clock import StoreClock
 from . import tuning
 from .backlog import Backlog

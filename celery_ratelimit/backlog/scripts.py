@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-from ..limiter.limit_request import microseconds
+from ..limiter.argument_checks import microseconds
 from ..limiter.operation import RunScript, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner

@@ -94,7 +94,7 @@ class Stats:
 
 
 def read_stats(name: str, us: int, said: Sequence[Any]) -> Stats:
-    """Read the reply of ``lua/counts.lua`` for one limit."""
+    """Read the reply of ``lua/read_counts.lua`` for one limit."""
     pairs = [pair.partition("=") for pair in _text(said[0]).split()]
     totals = {each: int(number) for each, _, number in pairs}
     seconds, minutes, users = said[1:] if len(said) > 1 else ((), (), ())

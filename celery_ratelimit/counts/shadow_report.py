@@ -63,7 +63,7 @@ def _tasks(number: int) -> str:
 
 
 def read_shadow_report(text: Any, pending: int, us: int) -> ShadowReport:
-    """Read the reply of ``lua/shadow.lua`` for one limit."""
+    """Read the reply of ``lua/simulate_shadow.lua`` for one limit."""
     said = text.decode() if isinstance(text, bytes) else text
     number = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)}
     if not number:

@@ -48,7 +48,7 @@ class Part:
             self.users[user] = self.users.get(user, 0) + permits
 
     def totals(self) -> str:
-        """The totals, as ``lua/count.lua`` reads them."""
+        """The totals, as ``lua/add_counts.lua`` reads them."""
         return " ".join(f"{name}={number}" for name, number in self.numbers.items())
 
     def series(self) -> str:
@@ -157,6 +157,6 @@ class Tally:
 
 
 def wire_of(part: Part) -> list[str | int]:
-    """The arguments of ``lua/count.lua`` for one limit."""
+    """The arguments of ``lua/add_counts.lua`` for one limit."""
     users = part.most()
     return [part.totals(), part.series(), len(users), *[value for name, n in users for value in (escape(name), n)]]

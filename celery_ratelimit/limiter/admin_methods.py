@@ -8,13 +8,13 @@ from ..counts.figures import Stats
 from ..counts.shadow_report import ShadowReport
 from ..limits.any_limit import AnyLimit
 from ..limits.stored import Change, LimitConfig, WeightConfig
-from .limit_request import length_of
+from .argument_checks import length_of
+from .decision_counts import ask_counts
+from .limiter_base import LimiterBase
 from .operation import Operation, limiter_method
-from .permit_methods import LimiterBase
 from .resolve_request import several
 from .shadow import ask_shadow_reports
 from .stored_settings import check_shadow_to_store, note_of, weight_to_store
-from .usage import ask_counts
 
 __all__ = ["AdminMethods"]
 

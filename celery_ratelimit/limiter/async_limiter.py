@@ -18,13 +18,13 @@ from .admin_methods import AdminMethods
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import give_back, throttled
 from .call_requests import reader_of
-from .cost_methods import CostMethods
+from .charge_methods import ChargeMethods
+from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
-from .prepared_acquire import PreparedAcquire, PreparedCall
-from .usage import AsyncUsageReporter
+from .prepared_acquire import PreparedAcquireMethods, PreparedCall
 
 __all__ = ["AsyncLimiter"]
 
@@ -40,7 +40,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(PreparedAcquire, CostMethods, AdminMethods):
+class AsyncLimiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call
@@ -78,7 +78,7 @@ class AsyncLimiter(PreparedAcquire, CostMethods, AdminMethods):
         counts: bool = True,
     ) -> None:
         super().__init__(quotas, AsyncStoreRunner(client, prefix, replace_includes), lowest_first)
-        self._counting = AsyncUsageReporter(self._asker) if counts else None
+        self._counting = AsyncDecisionCounter(self._asker) if counts else None
         self.client = client
         self._places = AsyncLeaseKeeper(self._asker)
         self._owns_client = False

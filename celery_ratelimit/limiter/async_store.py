@@ -18,7 +18,7 @@ from ..store.masters import AsyncMaster
 from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
+from .operation import KeysExist, Operation, RunScript, Sleep, UninterruptedAcquire
 from .script_calls import Call
 from .script_operations import Operations
 
@@ -97,16 +97,16 @@ class AsyncStoreRunner:
 
     async def _interrupt(self, asks: Operation[Any], asked: Any, error: BaseException) -> None:
         """Finish a cancelled operation. The open call ends first, so that the operation returns what the call got."""
-        if isinstance(asked, AcquirePermits) and asked.task is not None:
+        if isinstance(asked, UninterruptedAcquire) and asked.task is not None:
             await asyncio.wait([asked.task])
             if not asked.task.cancelled() and asked.task.exception() is None:  # nothing else reads it
                 asked.answer = asked.task.result()
         with suppress(asyncio.CancelledError):
             await self.drive(asks, interrupted_by=error)
 
-    async def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
+    async def _answer(self, asked: list[RunScript] | KeysExist | Sleep | UninterruptedAcquire) -> Any:
         match asked:
-            case AcquirePermits():
+            case UninterruptedAcquire():
                 asked.task = self.start(self.drive(self.core.ask_for_turn(asked)))
                 asked.answer = await asyncio.shield(asked.task)
                 return asked.answer

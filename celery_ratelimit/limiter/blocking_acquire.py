@@ -9,9 +9,10 @@ from dataclasses import replace
 from ..errors import STORE_TROUBLES, RateLimitError, Throttled
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
+from .argument_checks import microseconds
 from .leases import UNKNOWN
-from .limit_request import LimitRequest, leased, microseconds
-from .operation import AcquirePermits, Operation, Sleep
+from .limit_request import LimitRequest, leased
+from .operation import Operation, Sleep, UninterruptedAcquire
 from .script_operations import Operations
 
 __all__ = ["acquire", "give_back", "is_beyond", "throttled"]
@@ -20,7 +21,7 @@ __all__ = ["acquire", "give_back", "is_beyond", "throttled"]
 #: caller dies; a permit would be lost.
 TAKE_AHEAD = 1.0
 #: The shortest and the longest pause, in seconds, between two tries for a lease, unless the decision says less. The
-#: store holds a free lease for a waiting call for one second (``lua/include/waiting_lines.lua``).
+#: store holds a free lease for a waiting call for one second (``lua/include/concurrency_waiters.lua``).
 _SHORTEST_NAP, _LONGEST_NAP = 0.25, 0.75
 #: Seconds by which a call with several limits wakes up before its slot, and takes its permits for exactly the slot: a
 #: call that wakes up late leaves a part of a limit unused.
@@ -41,12 +42,12 @@ def acquire(
     waits = max_wait > 0
     id = core.new_id() if waits or leased(demands) else ""
     deadline = now() + max_wait
-    asked: AcquirePermits | None = None
+    asked: UninterruptedAcquire | None = None
     has_slot = False
     try:
         while True:
             left = max(0.0, deadline - now())
-            asked = AcquirePermits(demands, id, min(left, TAKE_AHEAD), left)
+            asked = UninterruptedAcquire(demands, id, min(left, TAKE_AHEAD), left)
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision

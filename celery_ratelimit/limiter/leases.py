@@ -15,7 +15,7 @@ from ..forks import Ids, begin_anew_after_fork
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from .limit_request import LimitRequest, leased
-from .script_calls import Ended
+from .script_calls import LeasesToRelease
 
 if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
@@ -70,8 +70,8 @@ class LeaseKeeper:
         """Start empty after a fork: threads do not survive it, and the leases are the parent process's."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._held: dict[str, Ended] = {}
-        self._ended: dict[str, Ended] = {}
+        self._held: dict[str, LeasesToRelease] = {}
+        self._ended: dict[str, LeasesToRelease] = {}
         self._pause = LONGEST_PAUSE
         self._wake: threading.Event | None = None
         self._thread: threading.Thread | None = None
@@ -83,7 +83,7 @@ class LeaseKeeper:
             return
         self._check_process()
         with self._lock:
-            self._held[id] = Ended(id, places, granted_at)
+            self._held[id] = LeasesToRelease(id, places, granted_at)
             if self._wake is None:
                 self._start()
             elif renewal_pause(places) < self._pause:
@@ -103,7 +103,7 @@ class LeaseKeeper:
         places = tuple(leased(unconfirmed))
         self._check_process()
         with self._lock:
-            ended = self._held.pop(id, Ended(id, places, UNKNOWN) if places else None)
+            ended = self._held.pop(id, LeasesToRelease(id, places, UNKNOWN) if places else None)
             if ended is None:
                 return
             self._ended[id] = ended
@@ -112,8 +112,8 @@ class LeaseKeeper:
         if not later:
             self._release([ended])
 
-    def ended(self, demands: Sequence[LimitRequest]) -> list[Ended]:
-        """Ended runs that held a lease of one of these limits, and are not released yet."""
+    def ended(self, demands: Sequence[LimitRequest]) -> list[LeasesToRelease]:
+        """LeasesToRelease runs that held a lease of one of these limits, and are not released yet."""
         if not self._ended:
             return []
         buckets = {(demand.name, demand.key) for demand in demands}
@@ -126,7 +126,7 @@ class LeaseKeeper:
         """Whether an ended run is not released yet."""
         return bool(self._ended)
 
-    def confirm(self, released: Sequence[Ended]) -> None:
+    def confirm(self, released: Sequence[LeasesToRelease]) -> None:
         """Forget these runs: the store has released their leases."""
         with self._lock:
             for each in released:
@@ -155,7 +155,7 @@ class LeaseKeeper:
             places = [place for held in self._held.values() for place in held.places]
         return sum(place.cost for place in places if (place.name, place.key) == (demand.name, demand.key))
 
-    def _release(self, ended: Sequence[Ended]) -> None:
+    def _release(self, ended: Sequence[LeasesToRelease]) -> None:
         try:
             self._asker.release(ended)
         except STORE_TROUBLES:

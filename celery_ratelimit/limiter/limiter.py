@@ -18,14 +18,14 @@ from ..store.url import client_of, close_client
 from .admin_methods import AdminMethods
 from .blocking_acquire import throttled
 from .call_requests import reader_of
-from .cost_methods import CostMethods
+from .charge_methods import ChargeMethods
+from .decision_counts import DecisionCounter
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
-from .prepared_acquire import PreparedAcquire
+from .prepared_acquire import PreparedAcquireMethods
 from .sync_store import StoreRunner
-from .usage import UsageReporter
 
 __all__ = ["Limiter"]
 
@@ -44,7 +44,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(PreparedAcquire, CostMethods, AdminMethods):
+class Limiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
     """Acquires permits from the store. Works in any process that can reach the store.
 
     A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:
@@ -79,7 +79,7 @@ class Limiter(PreparedAcquire, CostMethods, AdminMethods):
         counts: bool = True,
     ) -> None:
         super().__init__(quotas, StoreRunner(client, prefix, replace_includes), lowest_first)
-        self._counting = UsageReporter(self._asker) if counts else None
+        self._counting = DecisionCounter(self._asker) if counts else None
         self.client = client
         self._places = LeaseKeeper(self._asker)
         self._owns_client = False

@@ -1,14 +1,14 @@
 """A decision over limits in several hash slots of a cluster, which no single script can see.
 
-The limits of one hash slot are a part, and one script decides each part. If no limit has refused lately, the scripts of
-all parts run at once. Otherwise the caller first peeks at all parts, and then acquires one part after the other for
-their joint time. The order of hash slots keeps two callers from holding what the other one waits for. If a part
-refuses, the permits of the other parts are returned.
+The limits of one hash slot are a part, which one script decides. If no limit has refused lately, the scripts of all
+parts run at once. Otherwise the caller peeks at all parts, and then acquires one after the other for their joint time,
+in the order of hash slots, so that no two callers hold what the other one waits for. If a part refuses, the permits of
+the others are returned.
 
 This is weaker than one script. For a moment a caller may hold permits that it will return, and another caller is
 refused that one script would have let pass. Permits that cannot be returned (under warm-up, or in a bucket that has
-lent permits ahead meanwhile) are lost. A caller that dies half-way has spent its permits. The permits of one decision
-are good at one time only as exactly as its replies show, that is within the duration of the decision.
+lent permits ahead meanwhile) are lost, and so are those of a caller that dies half-way. The permits of one decision are
+good at one time, within its duration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .script_calls import read_reply
 if TYPE_CHECKING:
     from .script_operations import Operations
 
-__all__ = ["MultiSlotAcquire", "parts_of"]
+__all__ = ["MultiSlotDecider", "parts_of"]
 
 #: How often parts may be acquired again because another part has a later time.
 ROUNDS = 3
@@ -60,17 +60,17 @@ def parts_of(demands: Sequence[LimitRequest]) -> tuple[Part, ...]:
     return tuple(Part(tuple(slots[slot]), tuple([demands[place] for place in slots[slot]])) for slot in sorted(slots))
 
 
-class Reply:
+class PartReply:
     """A script's reply about one part; see ``lua/include/reply.lua``."""
 
     def __init__(self, reply: Sequence[int], number: int) -> None:
         self.allowed, self.wait, self.binding, self.at = reply[:4]
-        states, stored = reply[4 : 4 + 2 * number], reply[4 + 2 * number :]
-        self.states = [states[2 * i : 2 * i + 2] for i in range(number)]
-        self.stored = [stored[4 * i : 4 * i + 4] for i in range(number)] if stored else []
+        told = 4 + 2 * number
+        self.states = [reply[i : i + 2] for i in range(4, told, 2)]
+        self.stored = [reply[i : i + 4] for i in range(told, len(reply), 4)]
 
 
-def joint(parts: Sequence[Part], replies: Mapping[int, Reply], said_no: int | None = None) -> list[int]:
+def joint(parts: Sequence[Part], replies: Mapping[int, PartReply], said_no: int | None = None) -> list[int]:
     """Join the parts' replies into one, in the order of the limit requests."""
     allowed, wait, binding = 1, max(reply.wait for reply in replies.values()), 0
     if said_no is None and any(reply.allowed != 1 for reply in replies.values()):
@@ -92,12 +92,12 @@ def joint(parts: Sequence[Part], replies: Mapping[int, Reply], said_no: int | No
 
 def _in_code(demand: LimitRequest) -> Sequence[int]:
     """Burst, count, period and 0, where nothing is stored for the limit."""
-    _, count, period, burst, _, _ = demand.limit.wire(demand.cost)
-    return int(burst), int(count), int(period), 0
+    count, period, burst = map(int, demand.limit.wire(demand.cost)[1:4])
+    return burst, count, period, 0
 
 
 class Step(NamedTuple):
-    """One script to run, with the arguments of :meth:`Calls.of_script`."""
+    """One script to run; arguments of :meth:`Calls.of_script`."""
 
     script: Script
     demands: tuple[LimitRequest, ...]
@@ -106,7 +106,7 @@ class Step(NamedTuple):
     last: tuple[int | str, ...] = ()
 
 
-class MultiSlotAcquire:
+class MultiSlotDecider:
     """The decisions of one limiter over several hash slots."""
 
     def __init__(self, core: Operations) -> None:
@@ -124,7 +124,7 @@ class MultiSlotAcquire:
         steps = [Step(script, part.demands, (*first,), kind, own) for part, own in zip(parts, last_of, strict=True)]
         said = yield from self.run(*steps)
         if script is self.scripts.peek:
-            return joint(parts, {i: Reply(reply, len(parts[i].demands)) for i, reply in enumerate(said)})
+            return joint(parts, {i: PartReply(reply, len(parts[i].demands)) for i, reply in enumerate(said)})
         return [max([done for (done,) in said])]  # these count once for each id, in any order
 
     def replies(self, steps: Sequence[Step]) -> Operation[list[list[int] | RateLimitError]]:
@@ -154,22 +154,21 @@ class _Taking:
 
     Attributes:
         last: the id of the leases, if they have one of their own.
-        good: when the taken permits of each part are good, by this process's clock, in microseconds.
-        joint: the earliest time at which every part can have its permits, as far as known.
-        found: the number of parts that knew the reservation.
+        good: when the permits of each part that are taken are good; by this process's clock, in microseconds.
+        joint: the earliest time at which all can be good, as far as known.
     """
 
-    spread: MultiSlotAcquire
+    spread: MultiSlotDecider
     parts: Sequence[Part]
     reserves: bool
     last: tuple[str | int, ...]
     id: str
     horizon: int
     claim: int = 0
-    replies: dict[int, Reply] = field(default_factory=dict)
+    replies: dict[int, PartReply] = field(default_factory=dict)
     good: dict[int, int] = field(default_factory=dict)
     joint: int = 0
-    found: int = 0
+    parts_that_knew_id: int = 0
 
     def __post_init__(self) -> None:
         self.scripts, self.began = self.spread.scripts, _clock()
@@ -216,16 +215,15 @@ class _Taking:
     def _look(self, which: Sequence[int]) -> Operation[None]:
         first = ("" if self.reserves else self.id,)
         steps = [Step(self.scripts.peek, self.parts[i].demands, first, None, self.last) for i in which]
-        said = yield from self.spread.run(*steps)
-        for i, reply in zip(which, said, strict=True):
-            self.replies[i] = Reply(reply, len(self.parts[i].demands))
+        for i, reply in zip(which, (yield from self.spread.run(*steps)), strict=True):
+            self.replies[i] = PartReply(reply, len(self.parts[i].demands))
 
     def _early(self) -> list[int]:
-        """The parts whose permits are good before the joint time: used at the joint time, they would bunch.
+        """The parts whose permits are good before the joint time, by more than this decision has taken so far.
 
-        Times closer together than the duration of this decision so far count as equal.
+        Used at the joint time, they would bunch.
         """
-        if not self.good or self.found == len(self.parts):
+        if not self.good or self.parts_that_knew_id == len(self.parts):
             return []
         before = max(self.good.values()) - (_clock() - self.began)
         return [i for i, good in self.good.items() if good < before]
@@ -239,9 +237,10 @@ class _Taking:
         earliest = max(0, max([self.joint, *self.good.values()]) - _clock())
         demands = self.parts[i].demands
         if self.reserves:
-            return Step(self.scripts.join, demands, (self.id, self.horizon, 0, earliest, known), "ids")
+            return Step(self.scripts.acquire_part, demands, (self.id, self.horizon, 0, earliest, known), "ids")
         if earliest > 0:
-            return Step(self.scripts.join, demands, (self.id, self.horizon, self.claim, earliest, ""), "ids", self.last)
+            first = (self.id, self.horizon, self.claim, earliest, "")
+            return Step(self.scripts.acquire_part, demands, first, "ids", self.last)
         return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim), None, self.last)
 
     def _take(self, i: int, known: str = "find") -> Operation[bool]:
@@ -250,9 +249,9 @@ class _Taking:
         return self._read(i, reply)
 
     def _read(self, i: int, said: list[int]) -> bool:
-        reply = self.replies[i] = Reply(said, len(self.parts[i].demands))
+        reply = self.replies[i] = PartReply(said, len(self.parts[i].demands))
         if reply.binding < 0:
-            reply.binding, self.found = 0, self.found + 1
+            reply.binding, self.parts_that_knew_id = 0, self.parts_that_knew_id + 1
         if reply.allowed == 1:
             self.good[i] = _clock() + reply.wait
             if reply.wait > 0:
@@ -266,13 +265,15 @@ class _Taking:
         longest = max(self.replies, key=lambda i: (self.replies[i].wait, i in said_no))
         part = self.parts[longest]
         if self.claim and self.id and not self.reserves:
-            steps = [Step(self.scripts.forget, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
+            withdraw = self.scripts.withdraw_request
+            steps = [Step(withdraw, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
             if longest not in said_no:
-                first = (self.id, SLOT_ONLY, self.claim)
-                steps.append(Step(self.scripts.acquire, part.demands, first, None, self.last))
+                steps.append(
+                    Step(self.scripts.acquire, part.demands, (self.id, SLOT_ONLY, self.claim), None, self.last)
+                )
             said = yield from self.spread.run(*steps)
             if longest not in said_no and said[-1][2]:  # it still refuses
-                self.replies[longest] = Reply(said[-1], len(part.demands))
+                self.replies[longest] = PartReply(said[-1], len(part.demands))
         self.spread.closed(part.demands[max(0, self.replies[longest].binding - 1)])
         return joint(self.parts, self.replies, longest)
 
@@ -295,6 +296,5 @@ class _Taking:
         yield from self.spread.core.release(part.demands, id=str((*self.last, self.id)[0]), granted_at=reply.at)
 
 
-def _clock() -> int:
-    """Microseconds of this process's clock."""
+def _clock() -> int:  # microseconds
     return time.monotonic_ns() // 1000

@@ -22,11 +22,11 @@ from .limit_request import LimitRequest
 from .script_calls import Call
 
 __all__ = [
-    "AcquirePermits",
     "KeysExist",
     "Operation",
     "RunScript",
     "Sleep",
+    "UninterruptedAcquire",
     "batches",
     "limiter_method",
     "run_all",
@@ -57,7 +57,7 @@ class Sleep(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class AcquirePermits:
+class UninterruptedAcquire:
     """Acquire permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`. Returns a decision.
 
     The call to the store runs to its end, also if the caller is interrupted: its reply alone says which permits are to
@@ -77,7 +77,7 @@ class AcquirePermits:
 
 
 #: Yields effects: a list of scripts to run at once (the result is a list), or one of the other effects.
-Operation = Generator[list[RunScript] | KeysExist | Sleep | AcquirePermits, Any, T]
+Operation = Generator[list[RunScript] | KeysExist | Sleep | UninterruptedAcquire, Any, T]
 
 
 def run_all(scripts: list[RunScript]) -> Operation[list[Any]]:

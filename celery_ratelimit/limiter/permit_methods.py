@@ -3,92 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from ..errors import STORE_TROUBLES
-from ..limits.any_limit import AnyLimit
+from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
+from .argument_checks import check_permits, check_reservable, longest_wait, seconds_of
 from .blocking_acquire import acquire
-from .limit_request import (
-    LimitRequest,
-    Limits,
-    check_reservable,
-    leased,
-    longest_wait,
-    seconds_of,
-)
+from .limit_request import LimitRequest, Limits, leased, of_cost
+from .limiter_base import LimiterBase
 from .operation import Operation, limiter_method
-from .resolve_request import RequestResolver
-from .script_operations import Operations
-from .shadow import ask_shadow_reports, asked_of, passed
+from .script_calls import decision_of
+from .shadow import ask_shadow_reports, passed
 from .stored_settings import note_of
-from .usage import note, note_lost
 
-__all__ = ["LimiterBase", "PermitMethods"]
-
-
-class LimiterBase:
-    """The parts that both limiters share. Private, but for the whole package: ``_reader``, which resolves requests, and
-    ``_asker``, which runs operations for resolved requests; ``_pass_by`` and ``_correct``.
-
-    Args:
-        quotas, prefix, lowest_first: see :class:`~celery_ratelimit.Limiter`.
-        core: makes the operations.
-        clock: the caller's clock.
-    """
-
-    #: Makes an app's limiter of this class. The package sets it: the limiter layer does not know Celery apps.
-    _of_app: ClassVar[Callable[[type[LimiterBase], Any], Any]]
-    _counting: Any
-
-    def __init__(
-        self, quotas: Mapping[str, Any] | None, prefix: str, core: Operations, clock: Any, lowest_first: bool | None
-    ) -> None:
-        self.prefix = prefix
-        self._reader = RequestResolver(quotas)
-        self._reader.goes_by = lambda: lowest_first
-        self._core, self._clock = core, clock
-
-    def _pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
-        """Count a call that limits in shadow let through; ``users``: see ``Tally``."""
-        if self._counting is not None:
-            self._core.shadows.note(shadow)
-            self._counting.counter.shadowed(asked_of(shadow), users)
-
-    def _correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
-        """Correct the counted cost of a call that limits in shadow let through."""
-        if self._counting is not None:
-            more = [(each.name, each.key, cost - each.cost) for each, cost in zip(shadow, actual, strict=True)]
-            self._core.shadows.note(shadow)
-            self._counting.counter.corrected(more)
-
-    def _let_through(self, decision: Decision, shadow: tuple[LimitRequest, ...]) -> Decision:
-        self._pass_by(shadow)
-        return replace(decision, _shadow=shadow)
-
-    def _counted(
-        self, operation: Operation[Decision], demands: tuple[LimitRequest, ...], *, waits: bool
-    ) -> Operation[Decision]:
-        now, counting = self._clock.monotonic, self._counting
-        if counting is None:
-            return (yield from operation)
-        began = now()
-        try:
-            decision = yield from operation
-        except STORE_TROUBLES:
-            note_lost(counting.counter, demands)
-            raise
-        note(counting.counter, decision._demands or demands, decision, now() - began if waits else 0.0)
-        self._core.shadows.hear(decision)
-        return decision
-
-    @property
-    def quotas(self) -> dict[str, AnyLimit]:
-        """Limits by name; more may be added."""
-        return self._reader.quotas
+__all__ = ["PermitMethods"]
 
 
 class PermitMethods(LimiterBase):
@@ -152,6 +83,57 @@ class PermitMethods(LimiterBase):
     def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
         operation = acquire(self._core, demands, longest_wait(max_wait), self._clock.monotonic)
         return (yield from self._counted(operation, demands, waits=max_wait != 0))
+
+    @limiter_method
+    def acquire_up_to(
+        self,
+        limits: Limits,
+        permits: int,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+    ) -> Operation[Decision]:
+        """Take as many permits as can be had now, up to ``permits``, in one atomic step.
+
+        For work that can be cut: a batch takes as many items as it has permits for. The decision's ``permits`` says how
+        many were taken; 0: it is refused, and says how long to wait for one.
+
+        Args:
+            limits: as in :meth:`acquire`. The same number is taken of each limit, as many as the tightest of them has;
+                the limits' own costs do not matter.
+            permits: the most to take, 1 or more. It may be above what a limit can hold.
+            key, args, priority: as in :meth:`acquire`.
+
+        Raises:
+            ConfigurationError: as in :meth:`acquire`; or on a cluster, limits of several hash slots.
+
+        *Warning*: as with :meth:`acquire`, a call that could only be granted before waiting calls is refused. Of a
+        :class:`Concurrency` it takes one lease that holds so many permits.
+        """
+        check_permits(permits)
+        demands = self._reader.demands(limits, key, 1, args, priority, of_each=True)
+        asked, shadow = self._core.shadows.split(demands)
+        if asked:
+            decision = yield from self._counted(self._up_to(asked, permits), asked, waits=False)
+        else:
+            decision = replace(passed(shadow, self._core.new_id()), permits=permits)
+        if not shadow or not decision.allowed:
+            return decision
+        return self._let_through(decision, of_cost(shadow, decision.permits))
+
+    def _up_to(self, demands: tuple[LimitRequest, ...], permits: int) -> Operation[Decision]:
+        core = self._core
+        if len(core.by_slot(demands)) > 1:
+            names = ", ".join(repr(demand.name) for demand in demands)
+            raise ConfigurationError(
+                f"limits {names} lie in several hash slots of the cluster, and one script takes as many permits as all "
+                "of them have: give their names one hash tag, such as {stripe}.daily"
+            )
+        id = core.new_id() if leased(demands) else ""
+        *reply, taken = yield from core.decide(core.scripts.acquire_up_to, demands, id, permits)
+        asked = of_cost(demands, max(1, taken))
+        return replace(decision_of(asked, reply, id or core.new_id()), permits=taken)
 
     @limiter_method
     def peek(

@@ -14,13 +14,13 @@ from ..errors import STORE_TROUBLES, RateLimitError
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..observing import Asked
+from .decision_counts import note, note_lost
 from .limit_request import LimitRequest, Limits, leased
 from .permit_methods import PermitMethods
 from .script_calls import decision_of, impossible, whole_numbers
 from .shadow import asked_of
-from .usage import note, note_lost
 
-__all__ = ["PreparedAcquire", "PreparedCall"]
+__all__ = ["PreparedAcquireMethods", "PreparedCall"]
 
 #: Calls that are kept prepared.
 _MOST = 1024
@@ -42,7 +42,7 @@ class PreparedCall(NamedTuple):
     quotas: tuple[tuple[str, AnyLimit], ...]
 
 
-class PreparedAcquire(PermitMethods):
+class PreparedAcquireMethods(PermitMethods):
     """Acquire, reserve and return permits; ``acquire`` by prepared calls.
 
     Args:

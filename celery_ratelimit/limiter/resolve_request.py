@@ -15,7 +15,8 @@ from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
 from ..names import listed, near
 from ..store.keys import short
-from .limit_request import LimitRequest, Limits, check_filled, costs_for, each_bucket_once, own_key, with_priority
+from .argument_checks import check_filled
+from .limit_request import LimitRequest, Limits, costs_for, each_bucket_once, own_key, with_priority
 
 __all__ = ["RequestResolver", "several"]
 

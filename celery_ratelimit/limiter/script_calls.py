@@ -14,15 +14,15 @@ from ..store.script import Script
 from .limit_request import LimitRequest
 
 if TYPE_CHECKING:
-    from .script_operations import Scripts
+    from .script_operations import LimiterScripts
 
 __all__ = [
     "ARGUMENTS",
     "KEYS",
     "Call",
     "Calls",
-    "Ended",
-    "PlaceRequests",
+    "LeaseRequests",
+    "LeasesToRelease",
     "call_of",
     "decision_of",
     "impossible",
@@ -46,7 +46,7 @@ KEYS = 4
 ARGUMENTS = 6
 
 
-class Ended(NamedTuple):
+class LeasesToRelease(NamedTuple):
     """Leases to release.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ended(NamedTuple):
     granted_at: int
 
 
-class PlaceRequests(NamedTuple):
+class LeaseRequests(NamedTuple):
     """Requests for leases, in their order.
 
     Attributes:
@@ -85,7 +85,7 @@ class PlaceRequests(NamedTuple):
 class Calls:
     """Makes the calls of the scripts, for one prefix."""
 
-    def __init__(self, scripts: Scripts, prefix: str) -> None:
+    def __init__(self, scripts: LimiterScripts, prefix: str) -> None:
         self._scripts, self.prefix = scripts, prefix
         self.packed = lru_cache(maxsize=1024)(self._pack)
 
@@ -135,7 +135,7 @@ class Calls:
     @cached_property
     def _touching(self) -> frozenset[Script]:
         """The scripts that note the buckets to which permits came back."""
-        return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.forget))
+        return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.withdraw_request))
 
     def of_reset(self, demands: Sequence[LimitRequest], note: str) -> Call:
         keys = [
@@ -153,10 +153,10 @@ class Calls:
     def _leases(self, demand: LimitRequest) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
-    def of_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> Call:
+    def of_release(self, leases: Sequence[tuple[LimitRequest, LeasesToRelease]]) -> Call:
         return call_of(*self._to_release(leases))
 
-    def _to_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> tuple[list[str], list[str]]:
+    def _to_release(self, leases: Sequence[tuple[LimitRequest, LeasesToRelease]]) -> tuple[list[str], list[str]]:
         """Two keys and three arguments for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
@@ -167,7 +167,7 @@ class Calls:
         ]
 
     def of_release_and_acquire(
-        self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
+        self, demands: tuple[LimitRequest, ...], asking: LeaseRequests, ended: Sequence[LeasesToRelease]
     ) -> Call:
         """The call of ``release_and_acquire.lua``: ``demands`` of each request, and the leases of ended runs."""
         number, packed_keys, arguments = self.packed(demands)

@@ -8,17 +8,18 @@ from ..errors import RateLimitError
 from ..forks import Ids
 from ..limits.decision import Decision
 from ..store.script import Script
-from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
-from .multi_slot_acquire import MultiSlotAcquire, parts_of
-from .operation import AcquirePermits, Operation, RunScript, run_all
-from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .argument_checks import check_actual, check_reservable, microseconds
+from .limit_request import LimitRequest, leased
+from .multi_slot_acquire import MultiSlotDecider, parts_of
+from .operation import Operation, RunScript, UninterruptedAcquire, run_all
+from .script_calls import Call, Calls, LeaseRequests, LeasesToRelease, decision_of, impossible, whole_numbers
 from .shadow import Shadows
-from .stored_settings import SettingCalls
+from .stored_settings import SettingOperations
 
 __all__ = ["Operations"]
 
 
-class Scripts:
+class LimiterScripts:
     """The scripts of a limiter."""
 
     def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
@@ -26,17 +27,19 @@ class Scripts:
             return Script(name, replace_includes)
 
         self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
-        self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
-        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
-        self.settle, self.forget = script("settle"), script("forget")
+        self.acquire_until_refused = script("acquire_until_refused")
+        self.dedup_and_acquire = script("dedup_and_acquire")
+        self.reserve, self.cancel, self.acquire_part = script("reserve"), script("cancel"), script("acquire_part")
+        self.settle, self.withdraw_request = script("settle"), script("withdraw_request")
         self.acquire_up_to, self.charge = script("acquire_up_to"), script("charge")
         self.release, self.renew = script("release"), script("renew")
         self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
-        self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
+        self.pause, self.config, self.check_permissions = script("pause"), script("config"), script("check_permissions")
         self.set_weight, self.weights = script("set_weight"), script("weights")
-        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
-        self.shadow, self.set_shadow = script("shadow"), script("set_shadow")
+        self.add_counts, self.read_counts = script("add_counts"), script("read_counts")
+        self.recent_usage = script("recent_usage")
+        self.simulate_shadow, self.set_shadow = script("simulate_shadow"), script("set_shadow")
         self.history, self.standing = script("history"), script("standing")
 
 
@@ -53,12 +56,12 @@ class Operations:
 
     def __init__(self, prefix: str, replace_includes: Mapping[str, str] | None, *, is_cluster: bool) -> None:
         self.is_cluster = is_cluster
-        self.scripts = Scripts(replace_includes)
+        self.scripts = LimiterScripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
         self.shadows = Shadows()
-        self.settings = SettingCalls(self.scripts, prefix, self.shadows)
+        self.settings = SettingOperations(self.scripts, prefix, self.shadows)
         self.new_id = Ids(20)
-        self._over_slots = MultiSlotAcquire(self)
+        self._over_slots = MultiSlotDecider(self)
 
     # -- Permits ---------------------------------------------------------------------------------------------------
 
@@ -85,12 +88,12 @@ class Operations:
         reply = yield from self.decide(self.scripts.acquire, demands, *first, last=last)
         return decision_of(demands, reply, id or self.new_id())
 
-    def ask_for_turn(self, request: AcquirePermits) -> Operation[Decision]:
+    def ask_for_turn(self, request: UninterruptedAcquire) -> Operation[Decision]:
         """As :meth:`ask`, for a waiting call that tries again: the store holds a free lease for it."""
         demands, id = request.demands, request.id
         if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
             return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
-        asking = PlaceRequests([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
+        asking = LeaseRequests([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
         call = self.calls.of_release_and_acquire(tuple(demands), asking, ())
         (decision,) = yield from self.decide_each(self.scripts.release_and_acquire, call, demands, [id])
         return decision
@@ -102,7 +105,7 @@ class Operations:
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         """Drop the slots of ``id``, a request that will not return. Idempotent."""
         if demands:
-            yield from self.decide(self.scripts.forget, demands, id)
+            yield from self.decide(self.scripts.withdraw_request, demands, id)
 
     def reserve(self, demands: Sequence[LimitRequest], *, id: str, horizon: float) -> Operation[Decision]:
         """Take permits ahead of time, under an id."""
@@ -140,9 +143,9 @@ class Operations:
         places = leased(demands)
         if not places or not id:
             return False
-        return (yield from self.release_all([Ended(id, places, granted_at)])) > 0
+        return (yield from self.release_all([LeasesToRelease(id, places, granted_at)])) > 0
 
-    def release_all(self, ended: Sequence[Ended]) -> Operation[int]:
+    def release_all(self, ended: Sequence[LeasesToRelease]) -> Operation[int]:
         """Release the leases of many holders, in one script for each hash slot. Returns their number."""
         leases = [(demand, each) for each in ended for demand in each.places]
         if not leases:

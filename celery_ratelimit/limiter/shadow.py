@@ -180,7 +180,7 @@ def _reckoning(
     limits: Mapping[str, AnyLimit | None],
     now: float | None,
 ) -> RunScript:
-    """The call of ``lua/shadow.lua`` for these limits; ``now``: by the arrivals' clock, ``None``: none is reported."""
+    """The call of ``lua/simulate_shadow.lua``; ``now``: by the arrivals' clock, ``None``: none is reported."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
@@ -196,7 +196,7 @@ def _reckoning(
             age = max(0, round(((now or 0.0) - each.at) * 1e6))
             values += [age, each.number, each.cost, at, core.new_id(), each.key]
     keys += places
-    return RunScript(core.scripts.shadow, call_of(keys, values))
+    return RunScript(core.scripts.simulate_shadow, call_of(keys, values))
 
 
 def _read_reckoned(

@@ -29,15 +29,15 @@ from ..store.keys import (
 )
 from ..store.resp import text as text_of
 from ..store.script import Script
-from .limit_request import length_of
+from .argument_checks import length_of
 from .operation import KeysExist, Operation, RunScript, run_all
 from .script_calls import call_of
 
 if TYPE_CHECKING:
-    from .script_operations import Scripts
+    from .script_operations import LimiterScripts
     from .shadow import Shadows
 
-__all__ = ["SettingCalls", "check_shadow_to_store", "note_of", "read_config", "read_shadow", "weight_to_store"]
+__all__ = ["SettingOperations", "check_shadow_to_store", "note_of", "read_config", "read_shadow", "weight_to_store"]
 
 #: Characters of a reason that are kept.
 LONGEST = 1000
@@ -47,10 +47,10 @@ _NOT_STORED = {
 }
 
 
-class SettingCalls:
+class SettingOperations:
     """One operation for each script, for one prefix. ``note``: see :func:`note_of`."""
 
-    def __init__(self, scripts: Scripts, prefix: str, shadows: Shadows) -> None:
+    def __init__(self, scripts: LimiterScripts, prefix: str, shadows: Shadows) -> None:
         self._scripts, self.prefix, self._shadows = scripts, prefix, shadows
 
     def is_known(self, name: str, key: str | None) -> Operation[bool]:

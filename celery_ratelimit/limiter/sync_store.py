@@ -20,8 +20,8 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
 from .limit_request import LimitRequest
-from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
-from .script_calls import Call, Ended, call_of
+from .operation import KeysExist, Operation, RunScript, Sleep, UninterruptedAcquire
+from .script_calls import Call, LeasesToRelease, call_of
 from .script_operations import Operations
 
 __all__ = ["StoreRunner"]
@@ -70,7 +70,7 @@ class StoreRunner:
         """Drop the slots of ``id``, a request that will not return. Idempotent."""
         self.drive(self.core.forget(demands, id=id))
 
-    def release(self, ended: Sequence[Ended]) -> int:
+    def release(self, ended: Sequence[LeasesToRelease]) -> int:
         """Release the leases of many holders in one round trip. Idempotent. Returns their number."""
         return self.drive(self.core.release_all(ended))
 
@@ -101,7 +101,7 @@ class StoreRunner:
         link = self.link
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
-            self.run_script(self.core.scripts.probe, *call_of([bucket_key(self.prefix, name, "", "probe")]))
+            self.run_script(self.core.scripts.check_permissions, *call_of([bucket_key(self.prefix, name, "", "probe")]))
 
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""
@@ -136,13 +136,13 @@ class StoreRunner:
             except BaseException as error:  # the operation may have permits to return
                 given, step = error, asks.throw
 
-    def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
+    def _answer(self, asked: list[RunScript] | KeysExist | Sleep | UninterruptedAcquire) -> Any:
         match asked:
             case Sleep(seconds):
                 return self.clock.sleep(seconds)
             case KeysExist(keys):
                 return bool(self.store(self.client.exists, *keys))
-            case AcquirePermits():
+            case UninterruptedAcquire():
                 asked.answer = self.drive(self.core.ask_for_turn(asked))
                 return asked.answer
             case _:

@@ -19,7 +19,7 @@ __all__ = ["BucketStatus", "bucket_statuses", "recent_use"]
 
 #: Limits whose status one script reads.
 AT_ONCE = 40
-#: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/count.lua``.
+#: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/add_counts.lua``.
 _ENTRIES, _SECONDS = 1500, 180
 
 
@@ -81,12 +81,12 @@ def _read(demand: LimitRequest, code: Any, reply: Sequence[Any]) -> BucketStatus
 
 
 def recent_use(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
-    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/used.lua``."""
+    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/recent_usage.lua``."""
     scripts = []
     for part in batches(core.is_cluster, asked, len(asked), _ENTRIES, lambda each: int(each[1] / _unit(each[1]))):
         keys = [count_keys(core.calls.prefix, name)[1 if _unit(within) == 1 else 2] for name, within in part]
         values = [value for _, within in part for value in (_unit(within), round(within))]
-        scripts.append(RunScript(core.scripts.used, call_of(keys, values)))
+        scripts.append(RunScript(core.scripts.recent_usage, call_of(keys, values)))
     return [int(permits) for reply in (yield from run_all(scripts)) for permits in reply]
 
 

@@ -84,7 +84,7 @@ def history_key(prefix: str, name: str) -> str:
 
 
 def touched_key(prefix: str, name: str) -> str:
-    """The key that lists the buckets of a limit to which permits came back; see ``lua/include/touch.lua``."""
+    """The key that lists the buckets to which permits came back; see ``lua/include/mark_for_recheck.lua``."""
     return bucket_key(prefix, name, "", "touched")
 
 
@@ -107,7 +107,7 @@ def shadow_key(prefix: str, name: str) -> str:
 
 
 def shadow_keys(prefix: str, name: str) -> tuple[str, ...]:
-    """The keys of a shadow's simulation, in the order of ``lua/shadow.lua``; with the limit's stored settings."""
+    """The keys of ``lua/simulate_shadow.lua``, in its order; the first is of the limit's stored settings."""
     kinds = ("config", "shadow", "arrivals", "queues", "ends", "shadow_report")
     return tuple([bucket_key(prefix, name, "", kind) for kind in kinds])
 
@@ -163,7 +163,7 @@ def declared_key(prefix: str) -> str:
 def bell_channel(prefix: str, ear: str = "") -> str:
     """The channel on which scripts wake idle workers (``lua/include/bell.lua`` derives it from a key).
 
-    With an ``ear``: the channel of one worker that waits for leases (``lua/include/waiting_lines.lua``).
+    With an ``ear``: the channel of one worker that waits for leases (``lua/include/concurrency_waiters.lua``).
     """
     channel = re.sub(r"(?s)(:v\d+:).*", r"\1bell", f"{prefix}:{SCHEMA}:", count=1)
     return f"{channel}:{ear}" if ear else channel

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from ..errors import ConfigurationError
 from ..limiter.limit_request import Limits
-from ..limiter.permit_methods import LimiterBase
+from ..limiter.limiter_base import LimiterBase
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.templates import check_arguments

@@ -10,8 +10,9 @@ from time import monotonic
 from ..backlog.deduplicator import Along
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
+from ..limiter.argument_checks import microseconds
 from ..limiter.leases import LeaseKeeper
-from ..limiter.limit_request import LimitRequest, microseconds
+from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
 from ..limits import Concurrency
 from ..limits.decision import Decision
@@ -200,7 +201,7 @@ def acquire_next(
     core = asker.core
     if len(ids) == 1 or not core.takes_one_script(demands):
         return [asker.ask(demands, id=ids[0], horizon=horizon, claim=claim)]
-    script, first = core.scripts.acquire_next, (ids[0], microseconds(horizon), microseconds(claim))
+    script, first = core.scripts.acquire_until_refused, (ids[0], microseconds(horizon), microseconds(claim))
     call = core.calls.of_script(script, tuple(demands), first, None, ids[1:])
     return asker.drive(core.decide_each(script, call, demands, ids))
 

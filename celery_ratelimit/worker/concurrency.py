@@ -2,8 +2,8 @@
 
 A lease belongs to one run of a task (``PendingRequest.run_id``). A lease whose task has ended is released in the script
 by which the next requests ask, so that it is not free between two tasks. A request that is refused is noted in the
-store, which notifies the worker when a lease may be free (``lua/include/waiting_lines.lua``). A notification that is
-sent while the worker does not listen is lost, so requests ask from time to time all the same.
+store, which notifies the worker when a lease may be free (``lua/include/concurrency_waiters.lua``). A notification that
+is sent while the worker does not listen is lost, so requests ask from time to time all the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
+from ..limiter.argument_checks import microseconds
 from ..limiter.leases import LeaseKeeper
-from ..limiter.limit_request import LimitRequest, microseconds
-from ..limiter.script_calls import Ended, PlaceRequests
+from ..limiter.limit_request import LimitRequest
+from ..limiter.script_calls import LeaseRequests, LeasesToRelease
 from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
 from ..store.bell import Bell
@@ -64,7 +65,7 @@ class ConcurrencyLeases:
         self._capacity, self._queues, self._on_end, self._on_free = capacity, queues, on_end, on_free
         self._running: dict[Any, PendingRequest] = {}
         self._cancel_poll: Callable[[], None] | None = None
-        # A cluster's node that notifies does not know of subscribers at others: lua/include/waiting_lines.lua.
+        # A cluster's node that notifies does not know of subscribers at others: lua/include/concurrency_waiters.lua.
         self._channel = ("c" if asker.is_cluster else "s") + uuid.uuid4().hex[:12]
         self._bell = Bell(asker.client, asker.prefix, self._channel, self._on_notification)
         self._listens = False
@@ -102,7 +103,7 @@ class ConcurrencyLeases:
         decisions = release_and_acquire(
             self._asker,
             first.demands,
-            PlaceRequests(
+            LeaseRequests(
                 [pending.id for pending in asking],
                 microseconds(horizon),
                 microseconds(claim),
@@ -205,7 +206,7 @@ class ConcurrencyLeases:
 
 
 def release_and_acquire(
-    asker: StoreRunner, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
+    asker: StoreRunner, demands: Sequence[LimitRequest], asking: LeaseRequests, ended: Sequence[LeasesToRelease]
 ) -> list[Decision]:
     """Release the leases of ended runs, and decide requests for leases, in one script.
 

@@ -16,7 +16,8 @@ from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
 from ..backlog.deduplicator import Along, Deduplicator
 from ..errors import RateLimitError
-from ..limiter.limit_request import LimitRequest, microseconds
+from ..limiter.argument_checks import microseconds
+from ..limiter.limit_request import LimitRequest
 from ..limiter.script_calls import ARGUMENTS, KEYS, decision_of, impossible, whole_numbers
 from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision

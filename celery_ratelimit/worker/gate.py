@@ -23,9 +23,9 @@ from ..backlog.backlog import backlog_of
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
+from ..limiter.decision_counts import DecisionCounter
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
-from ..limiter.usage import UsageReporter
 from ..observing import Observer
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import StoreCalls
@@ -84,7 +84,7 @@ class Gate:
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
         # What is told of requests.
-        counting = UsageReporter(
+        counting = DecisionCounter(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
         )

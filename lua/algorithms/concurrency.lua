@@ -11,14 +11,14 @@
 -- for a dead one for long. Where all requests take one place, nobody needs that, and nothing is noted.
 --
 -- extra      0
--- state key: sorted set, member of a lease (see places.lua) -> us at which it expires; member '' -> minus the mean time, in us, that
+-- state key: sorted set, member of a lease (see lease_sizes.lua) -> us at which it expires; member '' -> minus the mean time, in us, that
 --            leases are held, once that is known; member NUL -> minus the us at which the last place was taken.
---            member \1 ...: see include/waiting_lines.lua; NUL "+": see include/places.lua.
+--            member \1 ...: see include/concurrency_waiters.lua; NUL "+": see include/lease_sizes.lua.
 --            member \2 <places> <blank> <id>, a mark -> above -1 and below 0, minus us / 2^53: since when a request waits. Of requests
 --            of several places, and of those that came while one of these waited. Its slot is in the slots key: without it, or when
 --            that has long passed, the request will not come.
 --            Expires with the last lease, or with the line.
---!include places.lua
+--!include lease_sizes.lua
 local FIRST_GUESS_US = 100000
 local LEAST_WAIT_US = 1000
 local FIRST_FEW = '32' -- of the marks, those that are read
@@ -31,7 +31,7 @@ local function mark_of(limit, id)
 end
 
 -- Sets limit.leads: this request has a mark, and is the first; limit.aside: the places of the first, if that is another one, has not
--- had them held yet (see waiting_lines.lua), and this one came later; limit.ordered: there are marks; limit.gone: marks of requests that
+-- had them held yet (see concurrency_waiters.lua), and this one came later; limit.ordered: there are marks; limit.gone: marks of requests that
 -- will not come.
 local function look_at_first(limit, now)
     local key = limit.state_key
@@ -59,7 +59,7 @@ end
 function concurrency.read(limit, now)
     local key = limit.state_key
     limit.more, limit.had_more = more_places(key)
-    limit.held = (limit.raw or call('ZCOUNT', key, '(' .. int(now), '+inf')) + limit.more -- see read_keys.lua
+    limit.held = (limit.raw or call('ZCOUNT', key, '(' .. int(now), '+inf')) + limit.more -- see fetch_state_and_config.lua
     limit.waiting = call('ZCARD', limit.slots_key) * limit.cost -- as if each took as many
     limit.aside, limit.leads, limit.ordered, limit.gone = 0, false, false, {}
     if limit.waiting > 0 then look_at_first(limit, now) end
@@ -144,7 +144,7 @@ end
 if CORRECTS then
     function concurrency.give_up(limit, now, id)
         counted.give_up(limit, now, id)
-        -- Nor does it wait any more, see include/waiting_lines.lua.
+        -- Nor does it wait any more, see include/concurrency_waiters.lua.
         call('ZREM', limit.state_key, '\1@ ' .. holder(id, limit.cost), mark_of(limit, id))
     end
 end

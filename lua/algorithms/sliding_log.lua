@@ -34,7 +34,7 @@ end
 function sliding_log.read(limit, now)
     limit.total, limit.newest, limit.offset, limit.gone, limit.began, limit.clock = 0, 0, 0, 0, 0, now
     limit.entries = false
-    limit.head = limit.used_up and {} or limit.raw or call('LRANGE', limit.state_key, '0', int(HEAD - 1)) -- see read_keys.lua
+    limit.head = limit.used_up and {} or limit.raw or call('LRANGE', limit.state_key, '0', int(HEAD - 1)) -- see fetch_state_and_config.lua
     if not limit.head[1] then return end
     local written, newest, waiting, total, offset, began = match(limit.head[1], '^l(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
     limit.written, limit.newest, limit.waiting, limit.began = written + 0, newest + offset, waiting + 0, began + 0

@@ -87,7 +87,7 @@ function token_bucket.check(limit, now)
         limit.cursor = cursor
         if written < limit.resumed then limit.cursor, limit.changed = 0, true end
         if interval ~= limit.interval then -- 17 digits say which number it is
---!include rescale.lua
+--!include rescale_token_bucket.lua
         elseif tat >= now then
             limit.tat, limit.rem, limit.lent = tat, rem, lent
         end

@@ -2,7 +2,7 @@
 --
 -- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
 --
--- Uses CONFIG_KEY and CONFIG, see config_text.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (touch.lua);
+-- Uses CONFIG_KEY and CONFIG, see config_text.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
 -- HISTORY and NOTE, which says who and why, for keep_change (history.lua).
 -- Gives config, a table, and its text; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.
@@ -26,7 +26,7 @@ end
 
 local HOUR_US = 3600000000
 
---!include touch.lua
+--!include mark_for_recheck.lua
 --!include history.lua
 -- Tasks that wait may have their turns at other times now. Workers look at CHANGES: us of this change, then each end of what is
 -- stored that is to come. It is kept for an hour after the last of them.

@@ -7,7 +7,7 @@
 -- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua; got; CONFIG; STEP_US.
 -- Gives the reply of what it decides (see reply.lua): it ends the script. Puts into got what it has read of logs and places.
 --!include config_text.lua
---!include read_keys.lua
+--!include fetch_state_and_config.lua
 do
     local joint, limits, stored, buckets_only, now_text = now, {}, false, true, nil
     -- Pass one: each limit as it is, and nothing written. `joint` is nil once a limit needs more than there is here.
@@ -82,7 +82,7 @@ do
             local left, expiry = count - held - 1, now + period
             -- A lease that ends later than the new one says when the key expires.
             if left < 0 or cost ~= '1' or call('ZCARD', KEYS[3 * NUMBER + i]) > 0 or call('ZSCORE', key, lease_id or id)
-                or call('ZSCORE', key, '\0+') -- see places.lua
+                or call('ZSCORE', key, '\0+') -- see lease_sizes.lua
                 or call('ZCOUNT', key, int(expiry + 1), '+inf') > 0 then
                 joint = nil
                 break

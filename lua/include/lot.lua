@@ -3,8 +3,8 @@
 --
 -- Gives use_lot(lot, key): from then on the names below are keys of the parking lot in KEYS[lot + 1] to KEYS[lot + LOT_KEYS],
 -- and `bucket` is `key`, the key of its bucket.
---   1  parked          sorted set, id -> us: its place in the order, see record.lua
---   2  payloads        hash, id -> "<record> <message>", see record.lua: of tasks that are parked or leaving
+--   1  parked          sorted set, id -> us: its place in the order, see task_record.lua
+--   2  payloads        hash, id -> "<record> <message>", see task_record.lua: of tasks that are parked or leaving
 --   3  in_flight       sorted set, id -> us: of returned tasks; at that time the message is published once more, unless its publishing
 --                      is confirmed by then
 --   4  ack_unconfirmed hash, id -> tokens: of parked tasks, the deliveries whose messages may still be at the broker
@@ -31,7 +31,7 @@
 -- A token names one delivery of a message to a worker. A list of tokens has a comma before, between and behind them.
 --
 -- The names are PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPENDED, DUE_LOTS, CODE, TASK_INDEX,
--- SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS. Uses COPY, QUEUE, TASK, place_in of record.lua. Gives also shares, which is
+-- SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS. Uses COPY, QUEUE, TASK, place_in of task_record.lua. Gives also shares, which is
 -- nil except in scripts that process shares; for the parking lot in use and by a task's id: without, copies, note_copies, at_broker,
 -- acknowledged, place_of, is_parked, suspended_entry, count_cost; and for the whole parking lot cost_of(number),
 -- is_empty(), end_lot().
@@ -39,7 +39,7 @@ local PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPEN
 local TASK_INDEX, SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS
 local LOT_KEYS = 16
 local bucket, shares
---!include record.lua
+--!include task_record.lua
 
 local function use_lot(lot, key)
     bucket = key

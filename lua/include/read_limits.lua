@@ -12,7 +12,7 @@
 --
 -- Gives limits, a table each; used, a set of the names of their algorithms.
 --!include config_text.lua
---!include read_keys.lua
+--!include fetch_state_and_config.lua
 local limits, used = {}, {}
 for i = 1, NUMBER do
     local at = FIRST_LIMIT + 6 * (i - 1)
@@ -51,7 +51,7 @@ for i = 1, NUMBER do
     local algorithm = algorithms[limit.method]
     limit.algorithm = algorithm
     if limit.in_shadow then
---!include open_limit.lua
+--!include bypass_shadow_limit.lua
     elseif algorithm.letter then
         local state = limit.raw
         if not state and algorithm.letter ~= 'l' then state = call('LINDEX', limit.state_key, '0') end

@@ -3,8 +3,8 @@
 -- Changes are collected and written together, at the end of a poll.
 --
 -- Uses a parking lot in use, see lot.lua: PARKED, PAYLOADS, SUSPENDED, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE,
--- FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; SHARE of record.lua; precise of share_weights.lua;
--- weight_in_code of weight_in_code.lua; room(), whether the script may do more; did(work), which notes the work that is done.
+-- FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; SHARE of task_record.lua; precise of share_weights.lua;
+-- weight_in_code of read_code_weight.lua; room(), whether the script may do more; did(work), which notes the work that is done.
 -- Gives turns, which is nil where this text is not put in:
 --   use(weights)    whether the parking lot has shares. `weights`: those in the code,
 --                   "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the number identifies them
@@ -14,7 +14,7 @@
 --   index(id, place), a task is parked again
 --   keep()          writes the changes, at the end
 --   stay(look)      a poll is planned at that time; returns the time at which a poll is needed
---!include weight_in_code.lua
+--!include read_code_weight.lua
 local MOST_HELD = 2147483648 -- 2^31
 local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
 local STEP, CHOICE = 0.2, 0.5 -- what a step takes, in tasks that are let out; and what it takes besides to let out one of a share

@@ -31,7 +31,7 @@ from celery_ratelimit import (
     StoreUnavailable,
 )
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.operation import AcquirePermits, Operation
+from celery_ratelimit.limiter.operation import Operation, UninterruptedAcquire
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.asking import driven
 from tests.conftest import PATIENT, START, Clock
@@ -292,7 +292,7 @@ class Scripted(AsyncLimiter):
         asker.link.takes_bytes = False  # no call is prepared
         asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
 
-    def _say(self, asked: AcquirePermits) -> Operation[Decision]:
+    def _say(self, asked: UninterruptedAcquire) -> Operation[Decision]:
         yield from ()
         self.asked.append((asked.id, asked.horizon, asked.claim))
         return self.answers.pop(0)

@@ -80,7 +80,7 @@ def test_status_as_json(run: Run, app: Celery) -> None:
 
 
 def note_seconds(store: redis.Redis, name: str) -> None:
-    """As ``lua/count.lua`` has written it: 999 permits 90 seconds ago, which is too long, and 2,400 later."""
+    """As ``lua/add_counts.lua`` has written it: 999 permits 90 seconds ago, which is too long, and 2,400 later."""
     key = f"ratelimit:v1:{{{name}}}::seconds"
     store.rpush(key, "50 p999", "30 p1200", f"{int(time.time()) - 10} p1200")
     store.expire(key, 240)

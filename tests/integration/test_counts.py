@@ -130,7 +130,7 @@ def test_a_store_that_refuses_to_count_is_said_once_and_decides_all_the_same(
 ) -> None:
     with Limiter.from_url(server.url, quotas=QUOTAS) as limiter:
         for key in count_keys(limiter.prefix, "api"):
-            store.set(key, "something else", ex=60)  # of another type than count.lua wants
+            store.set(key, "something else", ex=60)  # of another type than add_counts.lua wants
         for _ in range(3):
             assert limiter.acquire("api").allowed
             assert limiter._counting is not None

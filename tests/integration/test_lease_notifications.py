@@ -9,7 +9,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.script_calls import PlaceRequests
+from celery_ratelimit.limiter.script_calls import LeaseRequests
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import ConcurrencyLeases, release_and_acquire
 from celery_ratelimit.worker.request_queues import RequestQueues
@@ -34,7 +34,7 @@ def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: Embedded
     waits.next_acquire = other.next_acquire = 1e9
     mine = limiter.acquire(PLACE.limit)
     (said,) = release_and_acquire(
-        limiter._asker, (PLACE,), PlaceRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
+        limiter._asker, (PLACE,), LeaseRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
     )
     assert (said.allowed, moved) == (False, [])
     assert limiter.release(mine)

@@ -33,7 +33,7 @@ class NextWorld(MixedWorld):
     ) -> tuple[Answer, Answer]:
         ids = [id, *self.others]
         asker = self.limiters[process]._asker
-        script = asker.core.scripts.acquire_next
+        script = asker.core.scripts.acquire_until_refused
         call = asker.core.calls.of_script(script, tuple(demands), (id, horizon, claim), None, self.others)
         said = asker.run_script(script, *call)
         lua = [Answer.of(decision_of(demands, whole_numbers(reply))) for reply in said]

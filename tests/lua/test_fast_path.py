@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Concurrency, Decision, ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest, leased
-from celery_ratelimit.limiter.script_calls import Ended
+from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
@@ -21,7 +21,7 @@ from tests.conftest import START
 from .frozen import FROZEN_STORE, expiries
 
 #: What is left of it, for the scripts that do without.
-NOTHING = "-- decides nothing\n--!include config_text.lua\n--!include read_keys.lua\n"
+NOTHING = "-- decides nothing\n--!include config_text.lua\n--!include fetch_state_and_config.lua\n"
 SIDES = ("with", "without")
 SECOND = 1_000_000
 
@@ -127,7 +127,7 @@ class Both:
             return asker.ask(act.demands, id=act.id, horizon=act.horizon, claim=act.claim)
         if act.verb == "release":
             at = granted._granted_at if granted else self.now
-            return asker.release([Ended(act.id, places, at)])
+            return asker.release([LeasesToRelease(act.id, places, at)])
         if act.verb == "renew":
             return asker.renew([(demand, act.id) for demand in places])
         if act.verb == "forget":

@@ -11,8 +11,8 @@ import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.operation import AcquirePermits
-from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
+from celery_ratelimit.limiter.operation import UninterruptedAcquire
+from celery_ratelimit.limiter.script_calls import LeaseRequests, LeasesToRelease
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import START, Clock
@@ -48,8 +48,8 @@ def say(
     demands: Sequence[LimitRequest],
     claim: float,
 ) -> list[Decision]:
-    asking = PlaceRequests(ids, 100_000, us(claim), ear, most, all)
-    return release_and_acquire(limiter._asker, demands, asking, [Ended(id, (PLACE,), START) for id in ended])
+    asking = LeaseRequests(ids, 100_000, us(claim), ear, most, all)
+    return release_and_acquire(limiter._asker, demands, asking, [LeasesToRelease(id, (PLACE,), START) for id in ended])
 
 
 class Ears:
@@ -205,7 +205,7 @@ def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Or workers whose tasks go on to one another would keep all places for ever."""
-    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
+    caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -224,7 +224,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Whoever asks again late has another slot then, and would be the last again and again."""
-    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
+    caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -238,7 +238,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
 def test_a_caller_who_does_not_come_loses_the_place(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
-    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
+    caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -339,8 +339,8 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
     def move_on(worker: str, ended: Sequence[str] = ()) -> None:
         nonlocal rung
         free = 2 - len(running[worker])
-        asking = PlaceRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
-        gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
+        asking = LeaseRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
+        gone = [LeasesToRelease(id, (place,), clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
             said = release_and_acquire(frozen._asker, (place,), asking, gone)
             allowed = [decision.id for decision in said if decision.allowed]

@@ -11,7 +11,7 @@ import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.script_calls import Ended
+from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from tests.conftest import START, Clock
 
 from .frozen import us
@@ -99,7 +99,7 @@ class Tasks:
 
     def _end(self, id: str, since: int) -> None:
         if self.places:
-            self.asker.release([Ended(id, tuple(self.places), since)])
+            self.asker.release([LeasesToRelease(id, tuple(self.places), since)])
         self._come()
 
 

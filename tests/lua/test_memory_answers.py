@@ -10,7 +10,7 @@ import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.script_calls import Ended
+from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.store.memory import Clock as MemoryClock
@@ -63,7 +63,7 @@ def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: i
     ]
     if places:
         calls += [
-            lambda limiter: limiter._asker.release([Ended(id, places, START)]),
+            lambda limiter: limiter._asker.release([LeasesToRelease(id, places, START)]),
             lambda limiter: limiter._asker.renew([(demand, id) for demand in places]),
         ]
     if rates:

@@ -10,7 +10,7 @@ import redis
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
+from celery_ratelimit.limiter.script_calls import LeaseRequests, LeasesToRelease
 from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import PATIENT, START, Clock
 
@@ -33,7 +33,7 @@ def with_a_slot(limiter: Limiter, demands: Sequence[LimitRequest], id: str, leas
 
 
 def by_hand_on(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
-    asking = PlaceRequests([id], 0, us(60.0), "", 1, False, [lease_id])
+    asking = LeaseRequests([id], 0, us(60.0), "", 1, False, [lease_id])
     (decision,) = release_and_acquire(limiter._asker, demands, asking, ())
     return decision.allowed
 
@@ -44,7 +44,7 @@ DEMANDS = pytest.mark.parametrize("demands", [[ONE], [ONE, TWO], [RATE, ONE]], i
 
 def release(limiter: Limiter, run: str, demands: Sequence[LimitRequest]) -> int:
     places = [each for each in demands if isinstance(each.limit, Concurrency)]
-    return limiter._asker.release([Ended(run, places, START)])
+    return limiter._asker.release([LeasesToRelease(run, places, START)])
 
 
 @ASKS
@@ -75,8 +75,8 @@ def test_a_run_that_asks_again_finds_its_lease(
 def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
-    asking = PlaceRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
-    said = release_and_acquire(frozen._asker, [ONE], asking, [Ended("task#1", (ONE,), START)])
+    asking = LeaseRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
+    said = release_and_acquire(frozen._asker, [ONE], asking, [LeasesToRelease("task#1", (ONE,), START)])
     assert [decision.allowed for decision in said] == [True, False]
     assert release(frozen, "task#1", [ONE]) == 0
     assert release(frozen, "task#2", [ONE]) == 1
@@ -101,7 +101,7 @@ def test_many_leases_are_released_by_one_script(frozen: Limiter, store: redis.Re
     ended = []
     for number in range(8):
         assert frozen._asker.ask(limits, id=f"t{number}", lease_id=f"t{number}#1").allowed
-        ended.append(Ended(f"t{number}#1", limits, START))
+        ended.append(LeasesToRelease(f"t{number}#1", limits, START))
     before = store.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
     assert frozen._asker.release(ended) == 24
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= before + 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
+from celery_ratelimit.limiter.script_calls import LeaseRequests, LeasesToRelease
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import START, Clock
@@ -36,14 +36,14 @@ def ask(limiter: Limiter, id: str, cost: int, *others: LimitRequest, claim: floa
 
 
 def release(limiter: Limiter, id: str, cost: int) -> bool:
-    return limiter._asker.release([Ended(id, [places(cost)], START)]) == 1
+    return limiter._asker.release([LeasesToRelease(id, [places(cost)], START)]) == 1
 
 
 def hand_over(
     limiter: Limiter, *asking: str, cost: int, ear: str = "", ended: tuple[tuple[str, int], ...] = ()
 ) -> list[bool]:
-    requests = PlaceRequests(asking, 0, us(60.0), ear, len(asking), False)
-    released = [Ended(id, [places(each)], START) for id, each in ended]
+    requests = LeaseRequests(asking, 0, us(60.0), ear, len(asking), False)
+    released = [LeasesToRelease(id, [places(each)], START) for id, each in ended]
     return [each.allowed for each in release_and_acquire(limiter._asker, [places(cost)], requests, released)]
 
 
@@ -216,7 +216,7 @@ def test_the_store_holds_what_a_model_holds(
         elif verb == "renew":
             assert limiter._asker.renew([(request, id)]) == [model.renew(id, request.cost, now)]
         else:
-            limiter._asker.release([Ended(id, [request], now)])
+            limiter._asker.release([LeasesToRelease(id, [request], now)])
             model.release(id, request.cost)
         assert limiter.available(asked) == model.free()
 
@@ -302,7 +302,7 @@ def long_held(frozen: Limiter, clock: Clock) -> None:
     for _ in range(19):
         clock.advance(30)
         assert frozen._asker.renew([(places(10), "long")]) == [True]
-    assert frozen._asker.release([Ended("long", [places(10)], START)])
+    assert frozen._asker.release([LeasesToRelease("long", [places(10)], START)])
 
 
 def test_one_that_died_keeps_nothing_for_the_minutes_until_its_slot(frozen: Limiter, clock: Clock) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.app.settings import limits_of
-from celery_ratelimit.limiter.limit_request import LimitRequest, actual_costs
+from celery_ratelimit.limiter.argument_checks import actual_costs
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.limit import ALGORITHMS
 from celery_ratelimit.limits.specs import named
 

@@ -12,7 +12,7 @@ import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.operation import AcquirePermits, Operation
+from celery_ratelimit.limiter.operation import Operation, UninterruptedAcquire
 
 QUOTAS = {
     "stripe": Limit("100/s", burst=10, name="stripe"),
@@ -90,7 +90,7 @@ class Scripted(Limiter):
         asker.link._pool = None  # no call is prepared
         asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
 
-    def _say(self, asked: AcquirePermits) -> Operation[Decision]:
+    def _say(self, asked: UninterruptedAcquire) -> Operation[Decision]:
         yield from ()
         self.asked.append((asked.id, asked.horizon, asked.claim))
         return self.answers.pop(0)

@@ -14,7 +14,7 @@ from celery_ratelimit import Concurrency, StoreUnavailable
 from celery_ratelimit.limiter import leases as leases_module
 from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, LeaseKeeper, run_id
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.script_calls import Ended
+from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from tests.unit.a_gate import Bench
 
 PLACE = LimitRequest(Concurrency(2, name="places"), "places")
@@ -103,7 +103,7 @@ class Store:
         self.broken: set[str] = set()
         self.is_lost = False
 
-    def release(self, ended: Sequence[Ended]) -> int:
+    def release(self, ended: Sequence[LeasesToRelease]) -> int:
         self.released.append([each.id for each in ended])
         if self.is_lost:
             raise StoreUnavailable("no answer")

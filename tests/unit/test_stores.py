@@ -340,7 +340,7 @@ def test_what_scripts_use_is_asked_for_at_start_up_and_documented() -> None:
     used = set().union(*[commands_of(path.read_text()) for path in scripts])
     # Who may not ring is not refused: idle workers look all the same. Nor who may not count a share.
     unasked = {"PUBLISH", "ZLEXCOUNT", "HGETALL"}
-    probe = commands_of((lua / "probe.lua").read_text() + (lua / "include/now.lua").read_text())
+    probe = commands_of((lua / "check_permissions.lua").read_text() + (lua / "include/now.lua").read_text())
     assert used - probe == unasked
     assert used >= probe
     documented = re.findall(r"\+(\w+)", (Path(__file__).parents[2] / "docs/stores.md").read_text())

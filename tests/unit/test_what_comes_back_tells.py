@@ -13,7 +13,7 @@ from celery_ratelimit.backlog.backlog_contents import OccupiedBucketCache
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
 from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE
-from celery_ratelimit.limiter.usage import UsageReporter
+from celery_ratelimit.limiter.decision_counts import DecisionCounter
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker import gate
@@ -101,7 +101,7 @@ def test_of_many_workers_each_tells_less_often_what_it_has_counted(workers: int,
     register = FleetRegistry(SimpleNamespace())  # type: ignore[arg-type]
     register.workers = workers
     later: list[float] = []
-    counting = UsageReporter(
+    counting = DecisionCounter(
         SimpleNamespace(core=None),  # type: ignore[arg-type]
         lambda seconds, call: later.append(seconds),
         times=lambda: register.counts_apart,

@@ -3,11 +3,11 @@
 --
 -- Uses AGAIN_US, after which a task is returned once more; a parking lot, see lot.lua: PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED,
 -- VALID_COPY, EXPIRING, TASK_INDEX, UNIQUE_IDS, SUSPENDED, SHARES, copies, suspended_entry, count_cost, place_of, shares; COST, COPY, SHARE, UNIQUE,
--- place_in of record.lua; note_for_a_while of renew_copy.lua.
+-- place_in of task_record.lua; note_for_a_while of assign_copy_number.lua.
 -- Gives return_task(id, wait, known, message): `wait`, us until its turn; `known`, the caller removes the task from `shares`, unless the
 -- result is false: then the task was not parked, and was not returned; `message`, its value in `payloads`, if the caller has read
 -- it; out, of each returned task its id, us until its turn, its message; bytes, the length of all these messages.
---!include renew_copy.lua
+--!include assign_copy_number.lua
 local out, bytes = {}, 0
 
 local function return_task(id, wait, known, message)

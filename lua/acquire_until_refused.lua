@@ -14,10 +14,10 @@ local FIRST_OTHER = FIRST_LIMIT + 6 * NUMBER
 local FIRST, others = ARGV[1], {unpack(ARGV, FIRST_OTHER)}
 --!include prelude.lua
 --!include now.lua
---!include goes_on.lua
+--!include is_granted_or_queued.lua
 
 local function acquire(id)
---!include acquire_one.lua
+--!include acquire_request.lua
 end
 
 local said = {acquire(FIRST)}

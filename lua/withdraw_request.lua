@@ -1,6 +1,6 @@
 -- forget: a request will not come, and gives up the slots that it has. Idempotent.
 --
--- KEYS   four per limit, see include/read_limits.lua; then one per limit: what was touched, see include/touch.lua
+-- KEYS   four per limit, see include/read_limits.lua; then one per limit: what was touched, see include/mark_for_recheck.lua
 -- ARGV   1  id        text: names the request
 --        2+ six per limit, see include/read_limits.lua; then one per limit: key of its bucket, text
 -- Reply  how many slots there were
@@ -13,8 +13,8 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
---!include lines.lua
---!include touch.lua
+--!include load_queue_functions.lua
+--!include mark_for_recheck.lua
 
 local found = 0
 for i = 1, #limits do

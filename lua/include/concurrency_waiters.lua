@@ -3,13 +3,13 @@
 -- it has asked, and was refused, once more.
 --
 -- leases key: member \1 <ear> <blank> <member> -> minus the us of the turn that the request has had first: whoever comes late has another
--- one by then. Of a line it is the first request that waits. The last part is the member of the lease that it waits for, see places.lua.
+-- one by then. Of a line it is the first request that waits. The last part is the member of the lease that it waits for, see lease_sizes.lua.
 -- An ear is
 --   <worker> . <line>   what is published is <line>; a worker whose name begins with c hears it at another node of a cluster, and
 --                       then nobody can say whether it is there
 --   @                   of a caller
 --
--- Uses places_of and add_places, see places.lua. Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not
+-- Uses places_of and add_places, see lease_sizes.lua. Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not
 -- wait; note_waiting(key, ear, id, turn); let_in(key, most, before, own, holds): in the order of their turns as many as wait for `most`
 -- places are rung for, or have their places held, if `holds`: then `most` are free, and who waits for more is passed over; those that are
 -- before `before` us, nil: all; but for `own`. Returns for how many places it has rung.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
     from .sync_store import StoreRunner
 
-__all__ = ["AsyncUsageReporter", "UsageReporter", "ask_counts", "note", "note_lost", "tell_counts"]
+__all__ = ["AsyncDecisionCounter", "DecisionCounter", "ask_counts", "note", "note_lost", "tell_counts"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -57,7 +57,7 @@ def note_lost(counter: Counter, demands: Sequence[LimitRequest]) -> None:
     counter.happened("store_error", [demand.name for demand in demands])
 
 
-class _Reporter:
+class _CountReporter:
     """Counts decisions, and says when counts are to be written. Counts that the store refuses are dropped.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Reporter:
             logger.warning("The store refuses to count what is decided, and figures are missing: %s", error)
 
 
-class UsageReporter(_Reporter):
+class DecisionCounter(_CountReporter):
     """Counts the decisions of one process, and writes the counts to the store.
 
     Args:
@@ -148,7 +148,7 @@ def _on_a_thread(seconds: float, call: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-class AsyncUsageReporter(_Reporter):
+class AsyncDecisionCounter(_CountReporter):
     """Counts the decisions in one event loop, and writes the counts to the store."""
 
     def __init__(self, asker: AsyncStoreRunner) -> None:
@@ -176,7 +176,7 @@ def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operatio
     for some in batches(core.is_cluster, parts, _TOLD, _USERS, lambda each: min(len(each[1].users), MOST_USERS)):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
-        yield from run_all([RunScript(core.scripts.count, call_of(keys, values))])
+        yield from run_all([RunScript(core.scripts.add_counts, call_of(keys, values))])
 
 
 def ask_counts(
@@ -189,7 +189,7 @@ def ask_counts(
     parts, asked = batches(core.is_cluster, names, _ASKED if which < 0 else _TOTALS), []
     for some in parts:
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
-        asked.append(RunScript(core.scripts.counts, call_of(keys, [which])))
+        asked.append(RunScript(core.scripts.read_counts, call_of(keys, [which])))
     answer: list[Stats] = []
     for some, (us, *said) in zip(parts, (yield from run_all(asked)), strict=True):
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]

@@ -1,4 +1,4 @@
--- The permits of one request, from all of its limits or from none: what acquire.lua does, and acquire_next.lua several times.
+-- The permits of one request, from all of its limits or from none: what acquire.lua does, and acquire_until_refused.lua several times.
 --
 -- Uses NUMBER, of limits; FIRST_LIMIT; CORRECTS; id, HORIZON_US and CLAIM_US as in acquire.lua; and of its own
 -- includes limits, joint, binding, allowed and reply. For these it makes soonest, in_line and latest.
@@ -18,4 +18,4 @@ end
 
 -- The request asked for a slot only, and needs none: a permit can be had now.
 if binding == 0 then return reply(0, now, 0, 0) end
---!include refuse.lua
+--!include refuse_with_slot.lua

@@ -1,6 +1,6 @@
 -- A holder gives its places back: if its lease has expired, or was given back, they are free already.
 --
--- Uses places_of and add_places, see places.lua. Gives give_place_back(key, id, at): of the leases at `key`, that of holder `id`, which got
+-- Uses places_of and add_places, see lease_sizes.lua. Gives give_place_back(key, id, at): of the leases at `key`, that of holder `id`, which got
 -- it at `at` us: how long it was held makes the next estimate of a wait. Returns how many places it held; nil: none.
 local NEWEST = 0.2 -- the share of the newest hold in the running mean
 local LONGEST_US = 86400000000 -- and the longest that is believed, a day

@@ -1,6 +1,6 @@
 -- The tasks that were parked by some time, even if more important tasks have arrived since.
 --
--- Uses now; ORDER_US, LAST_ORDER of record.lua.
+-- Uses now; ORDER_US, LAST_ORDER of task_record.lua.
 -- Gives parked_by(parked, latest, from, most): of the sorted set `parked` the ids and places of tasks that were throttled by
 -- `latest`, from the place `from` on, in their order. (All tasks more important than tasks without a priority are included.)
 local function parked_by(parked, latest, from, most)

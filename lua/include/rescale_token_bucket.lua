@@ -1,5 +1,5 @@
 -- The rate of a token bucket has changed since the last write: the permits that are missing stay missing, and the times at which they
--- come back and at which waiting requests are due move with the rate, see new_rate.lua. This happens once for each change, and is
+-- come back and at which waiting requests are due move with the rate, see rescale_time.lua. This happens once for each change, and is
 -- written at once, though nothing is taken.
 --
 -- Uses limit, now; written, tat, rem, lent and interval, of the state; token_bucket and advance, see token_bucket.lua;

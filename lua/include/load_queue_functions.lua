@@ -13,5 +13,5 @@ if used.token_bucket or used.leaky_bucket then
 --!include token_line.lua
 end
 if counts then
---!include counted_line.lua
+--!include counting_queue.lua
 end

@@ -15,7 +15,7 @@
 --        to be reckoned
 -- Writes, unless it only reads, arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; 30 days after the last. `rule`
 --        is - or what is stored for the key, with commas;
---        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if
+--        queues: hash, key of a bucket -> see include/simulated_queue.lua; ends: sorted set, the same key -> us at which it is as if
 --        nothing had been asked; both a minute and more beyond the last of these, 30 days at the most;
 --        shadow_report: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait),
 --        waited us, longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count,
@@ -78,7 +78,7 @@ for i = 1, LIMITS do
     limits[i], at = limit, at + 7 + 6 * number
 end
 --!include algorithms.lua
---!include virtual_queue.lua
+--!include simulated_queue.lua
 
 local NAMES = {'since', 'requests', 'delayed', 'refused', 'waited', 'longest', 'peak', 'at', 'count', 'period'}
 

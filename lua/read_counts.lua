@@ -1,6 +1,6 @@
--- counts: what processes have decided about limits, as count.lua has added it up.
+-- counts: what processes have decided about limits, as add_counts.lua has added it up.
 --
--- KEYS   for each limit: see count.lua
+-- KEYS   for each limit: see add_counts.lua
 -- ARGV   1  -1: with the seconds, the minutes and the users; 0: the totals alone; n: with the last n minutes
 -- Reply  microseconds since 1970; then for each limit a list: its totals, seconds, minutes, and users with their permits
 -- Writes nothing
