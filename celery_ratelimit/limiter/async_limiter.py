@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ConfigurationError, RateLimitError
+from ..errors import ConfigurationError
 from ..limits.decision import Decision
 from ..limits.templates import Cost, Key
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
 from .async_store import AsyncStoreRunner
-from .blocking_acquire import give_back, throttled
+from .blocking_acquire import throttled
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
 from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
-from .operation import Operation
-from .permit_methods import PermitMethods
-from .prepared_acquire import PreparedAcquireMethods, PreparedCall
+from .prepared_acquire import AsyncAcquire
 
 __all__ = ["AsyncLimiter"]
-
-_ACQUIRE = PermitMethods.__dict__["acquire"].operation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +35,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
+class AsyncLimiter(AsyncAcquire, ChargeMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call
@@ -64,8 +59,6 @@ class AsyncLimiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
     *Warning*: a limiter belongs to one event loop, as its connections do: each ``asyncio.run`` needs its own limiter.
     A loop that is blocked for longer than the socket timeout sees :class:`StoreUnavailable`.
     """
-
-    _asker: AsyncStoreRunner
 
     def __init__(
         self,
@@ -141,47 +134,6 @@ class AsyncLimiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    # -- Calls -----------------------------------------------------------------------------------------------------
-
-    async def _await(self, operation: Operation[R], /) -> R:
-        return await self._asker.drive(operation)
-
-    async def acquire(
-        self,
-        limits: Limits,
-        *,
-        key: str | None = None,
-        args: Mapping[str, Any] | None = None,
-        cost: int | None = None,
-        priority: int | None = None,
-        max_wait: float | None = 0.0,
-    ) -> Decision:
-        call = self._prepared(limits, key, args, cost, priority, max_wait)
-        if call is None:
-            return await self._await(
-                _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
-            )
-        task = self._asker.start(self._asker.exchange(call.command))
-        try:
-            reply = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._asker.start(self._return_permits(call, task)))
-            raise
-        except RateLimitError as error:
-            told = self._failed(call, error)
-            if told is None:
-                return await self._await(self._acquire(call.demands, max_wait))
-            raise told from error.__cause__
-        return self._decided(call, reply)
-
-    acquire.__doc__ = PermitMethods.acquire.__doc__
-
-    async def _return_permits(self, call: PreparedCall, task: asyncio.Task[Any]) -> None:
-        """Return the permits of a cancelled call, once its reply is there."""
-        await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is None:
-            await self._await(give_back(self._core, call.demands, "", self._decided(call, task.result())))
 
     # -- Blocks and functions --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from redis import Redis, RedisCluster
 
-from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
+from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
 from ..limits.templates import Cost, Key
 from ..store.keys import DEFAULT_PREFIX
@@ -22,17 +22,13 @@ from .charge_methods import ChargeMethods
 from .decision_counts import DecisionCounter
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
-from .operation import Operation
-from .permit_methods import PermitMethods
-from .prepared_acquire import PreparedAcquireMethods
+from .prepared_acquire import SyncAcquire
 from .sync_store import StoreRunner
 
 __all__ = ["Limiter"]
 
 #: Functions whose body does not run when they are called: a permit would be taken too early.
 _RUNS_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-
-_ACQUIRE = PermitMethods.__dict__["acquire"].operation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +40,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
+class Limiter(SyncAcquire, ChargeMethods, AdminMethods):
     """Acquires permits from the store. Works in any process that can reach the store.
 
     A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:
@@ -65,8 +61,6 @@ class Limiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
         quotas: limits by name; more may be added.
         client: as given.
     """
-
-    _asker: StoreRunner
 
     def __init__(
         self,
@@ -160,38 +154,6 @@ class Limiter(PreparedAcquireMethods, ChargeMethods, AdminMethods):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- Calls -----------------------------------------------------------------------------------------------------
-
-    def _run(self, operation: Operation[R], /) -> R:
-        return self._asker.drive(operation)
-
-    def acquire(
-        self,
-        limits: Limits,
-        *,
-        key: str | None = None,
-        args: Mapping[str, Any] | None = None,
-        cost: int | None = None,
-        priority: int | None = None,
-        max_wait: float | None = 0.0,
-    ) -> Decision:
-        call = self._prepared(limits, key, args, cost, priority, max_wait)
-        if call is None:
-            decision: Decision = self._run(
-                _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
-            )
-            return decision
-        try:
-            reply = self._asker.store(self._asker.link.exchange, call.command)
-        except RateLimitError as error:
-            told = self._failed(call, error)
-            if told is None:
-                return self._run(self._acquire(call.demands, max_wait))
-            raise told from error.__cause__
-        return self._decided(call, reply)
-
-    acquire.__doc__ = PermitMethods.acquire.__doc__
 
     # -- Blocks and functions --------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ Most calls repeat an earlier one, and their command never changes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
@@ -14,14 +15,23 @@ from ..errors import STORE_TROUBLES, RateLimitError
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..observing import Asked
+from .blocking_acquire import give_back
 from .decision_counts import note, note_lost
 from .limit_request import LimitRequest, Limits, leased
+from .operation import Operation
 from .permit_methods import PermitMethods
 from .script_calls import decision_of, impossible, whole_numbers
 from .shadow import asked_of
 
-__all__ = ["PreparedAcquireMethods", "PreparedCall"]
+if TYPE_CHECKING:
+    from .async_store import AsyncStoreRunner
+    from .sync_store import StoreRunner
 
+__all__ = ["AsyncAcquire", "PreparedAcquireMethods", "SyncAcquire"]
+
+R = TypeVar("R")
+
+_ACQUIRE = PermitMethods.__dict__["acquire"].operation
 #: Calls that are kept prepared.
 _MOST = 1024
 
@@ -131,3 +141,84 @@ class PreparedAcquireMethods(PermitMethods):
         if self._counting is not None and isinstance(error, STORE_TROUBLES):
             note_lost(self._counting.counter, call.demands)
         return impossible(call.demands, error)
+
+
+class SyncAcquire(PreparedAcquireMethods):
+    """Acquire, reserve and return permits, for a limiter that blocks."""
+
+    _asker: StoreRunner
+
+    def _run(self, operation: Operation[R], /) -> R:
+        return self._asker.drive(operation)
+
+    def acquire(
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+        priority: int | None = None,
+        max_wait: float | None = 0.0,
+    ) -> Decision:
+        call = self._prepared(limits, key, args, cost, priority, max_wait)
+        if call is None:
+            decision: Decision = self._run(
+                _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
+            )
+            return decision
+        try:
+            reply = self._asker.store(self._asker.link.exchange, call.command)
+        except RateLimitError as error:
+            told = self._failed(call, error)
+            if told is None:
+                return self._run(self._acquire(call.demands, max_wait))
+            raise told from error.__cause__
+        return self._decided(call, reply)
+
+    acquire.__doc__ = PermitMethods.acquire.__doc__
+
+
+class AsyncAcquire(PreparedAcquireMethods):
+    """Acquire, reserve and return permits, in an event loop."""
+
+    _asker: AsyncStoreRunner
+
+    async def _await(self, operation: Operation[R], /) -> R:
+        return await self._asker.drive(operation)
+
+    async def acquire(
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+        priority: int | None = None,
+        max_wait: float | None = 0.0,
+    ) -> Decision:
+        call = self._prepared(limits, key, args, cost, priority, max_wait)
+        if call is None:
+            return await self._await(
+                _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
+            )
+        task = self._asker.start(self._asker.exchange(call.command))
+        try:
+            reply = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._asker.start(self._return_permits(call, task)))
+            raise
+        except RateLimitError as error:
+            told = self._failed(call, error)
+            if told is None:
+                return await self._await(self._acquire(call.demands, max_wait))
+            raise told from error.__cause__
+        return self._decided(call, reply)
+
+    acquire.__doc__ = PermitMethods.acquire.__doc__
+
+    async def _return_permits(self, call: PreparedCall, task: asyncio.Task[Any]) -> None:
+        """Return the permits of a cancelled call, once its reply is there."""
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await self._await(give_back(self._core, call.demands, "", self._decided(call, task.result())))
