@@ -27,11 +27,11 @@ import redis
 from .errors import ConfigurationError
 from .limiter.argument_checks import longest_wait, microseconds
 from .limiter.async_store import AsyncStoreRunner
+from .limiter.cached_acquire import CachedAcquireBase
 from .limiter.charge_methods import ChargeMethods
 from .limiter.limiter_base import LimiterBase
 from .limiter.operation import Operation
 from .limiter.permit_methods import PermitMethods
-from .limiter.prepared_acquire import PreparedAcquireMethods
 from .limiter.script_operations import Operations
 from .limiter.sync_store import StoreRunner
 from .limits.decision import Decision
@@ -78,7 +78,7 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,
         (LimiterBase, "_counted"): lambda limiter, operation, demands, waits: operation,
-        (PreparedAcquireMethods, "_prepared"): lambda limiter, *call: None,
+        (CachedAcquireBase, "_prepared"): lambda limiter, *call: None,
         (LimiterBase, "_pass_by"): lambda limiter, shadow, users=(): None,
         (LimiterBase, "_correct"): lambda limiter, shadow, actual: None,
         (StoreRunner, "is_fake"): True,

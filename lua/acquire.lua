@@ -19,4 +19,4 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
---!include acquire_request.lua
+--!include acquire_all_or_none.lua

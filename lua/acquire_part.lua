@@ -21,7 +21,7 @@ local CORRECTS = false -- see include/algorithms.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 local soonest, latest = now + EARLIEST_US, now + CLAIM_US
 --!include read_limits.lua
---!include check.lua
+--!include check_all_limits.lua
 --!include reply.lua
 --!include idempotency.lua
 

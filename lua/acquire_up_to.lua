@@ -20,7 +20,7 @@ local function try(permits, takes)
 --!include read_limits.lua
     for i = 1, NUMBER do limits[i].cost = permits end
     local soonest, in_line, latest = now, '', now
---!include check.lua
+--!include check_all_limits.lua
 --!include reply.lua
     if not allowed then
         if permits > 1 then return nil end

@@ -1,4 +1,4 @@
--- count: adds up what processes have decided about limits since they told last. About once a second and process.
+-- add_counts: adds up what processes have decided about limits since they told last. About once a second and process.
 --
 -- KEYS   for each limit, at its own number: 1 counted, 2 seconds, 3 minutes, 4 users
 -- ARGV   1  most     users that are kept

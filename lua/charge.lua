@@ -11,7 +11,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
---!include load_queue_functions.lua
+--!include load_line_functions.lua
 
 for i = 1, NUMBER do
     local limit = limits[i]

@@ -1,4 +1,4 @@
--- probe: may this user do all that the other scripts do? Asked once, when a worker starts; leaves nothing behind.
+-- check_permissions: may this user do all that the other scripts do? Asked once, when a worker starts; leaves nothing behind.
 --
 -- KEYS   1  a key of ours that nothing else uses
 -- Reply  1

@@ -1,6 +1,6 @@
 -- config: what is stored for a limit, for one of its keys, and about its shadow. Writes nothing.
 --
--- KEYS   1  config of the name, 2 config of the key; see include/config_text.lua; 3 shadow, see set_shadow.lua
+-- KEYS   1  config of the name, 2 config of the key; see include/config_format.lua; 3 shadow, see set_shadow.lua
 -- Reply  us of this clock, then the three texts; '' where there is none
 local NAME_KEY, OWN_KEY, SHADOW = KEYS[1], KEYS[2], KEYS[3]
 --!include prelude.lua

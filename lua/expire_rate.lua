@@ -1,6 +1,6 @@
 -- expire_rate: the stored rate ends after some time; then the code's holds again.
 --
--- KEYS   1  config, see include/config_text.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
+-- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
 --        4  history, see include/history.lua
 -- ARGV   1  lasts     us, >= 0; 0: now
 --        2  key       text: of the bucket; '' for the whole limit

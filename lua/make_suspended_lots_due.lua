@@ -10,7 +10,7 @@ local DUE_LOTS, SUSPENDED_LOTS = KEYS[1], KEYS[2]
 local FROM, OFFSET, MOST = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
---!include lot_processing_time.lua
+--!include spread_due_lots.lua
 
 local buckets = call('ZRANGEBYLEX', SUSPENDED_LOTS, FROM, '+', 'LIMIT', 0, MOST)
 local each = call('ZCARD', SUSPENDED_LOTS) > FEW and EACH_US or 0

@@ -15,7 +15,7 @@ local CORRECTS = false -- see include/algorithms.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 local soonest, in_line, latest, HORIZON_US = now, '', now, 0
 --!include read_limits.lua
---!include check.lua
+--!include check_all_limits.lua
 --!include reply.lua
 
 if allowed then return reply(1, now, 0, 0) end

@@ -1,4 +1,4 @@
--- counts: what processes have decided about limits, as add_counts.lua has added it up.
+-- read_counts: what processes have decided about limits, as add_counts.lua has added it up.
 --
 -- KEYS   for each limit: see add_counts.lua
 -- ARGV   1  -1: with the seconds, the minutes and the users; 0: the totals alone; n: with the last n minutes

@@ -1,4 +1,4 @@
--- used: the permits that were taken of limits lately, out of what add_counts.lua has added up.
+-- recent_usage: the permits that were taken of limits lately, out of what add_counts.lua has added up.
 --
 -- KEYS   for each limit its seconds, or its minutes
 -- ARGV   for each limit: 1 or 60, what an entry is for in seconds; and within how many seconds

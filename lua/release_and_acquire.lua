@@ -70,7 +70,7 @@ local function acquire(id, HORIZON_US)
         if limits[i].method == 'concurrency' then let_others_first(limits[i], id) end
     end
     local soonest, in_line, latest = now, id, now + CLAIM_US
---!include check.lua
+--!include check_all_limits.lua
 --!include reply.lua
     if allowed then
         for i = 1, #limits do

@@ -3,7 +3,7 @@
 -- A few parking lots are due at once. Many are due one after the other, so that a parking lot with tasks to return need not wait for
 -- all of them. The caller repeats the call until fewer than `most` parking lots were moved. Several workers may call it: the result is
 -- the same.
--- KEYS   1  due, 2  code, see include/lot.lua; 3  config of the name, see include/config_text.lua;
+-- KEYS   1  due, 2  code, see include/lot.lua; 3  config of the name, see include/config_format.lua;
 --        4  weights, see include/shares.lua
 -- ARGV   1  known     us: the last change of the stored setting of the whole limit that was handled; -1: it has changed
 --        2  most      parking lots that are moved
@@ -14,9 +14,9 @@ local DUE_LOTS, CODE, CONFIG_KEY, WEIGHTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
---!include lot_processing_time.lua
+--!include spread_due_lots.lua
 --!include same_code.lua
---!include config_text.lua
+--!include config_format.lua
 
 if call('EXISTS', DUE_LOTS) == 0 then return {int(now), 0} end
 local since, resumed = select(9, match(call('GET', CONFIG_KEY) or '', CONFIG)) -- the last two parts

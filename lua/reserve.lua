@@ -17,7 +17,7 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include now.lua
 local soonest, in_line, latest = now, '', now -- a reservation that is refused keeps no slot
 --!include read_limits.lua
---!include check.lua
+--!include check_all_limits.lua
 --!include reply.lua
 --!include idempotency.lua
 

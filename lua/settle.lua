@@ -20,7 +20,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
---!include load_queue_functions.lua
+--!include load_line_functions.lua
 --!include idempotency.lua
 --!include mark_for_recheck.lua
 

@@ -1,8 +1,8 @@
--- shadow: what limits that are in shadow would have done to requests, of which processes tell about once a second.
+-- simulate_shadow: what limits that are in shadow would have done to requests, of which processes tell about once a second.
 --
 -- Requests of several processes are put in order before they are reckoned: they wait here until all that came earlier have been
 -- told of, LATE_US long. What is told later than that stands behind what has been reckoned.
--- KEYS   for each limit, at its own number: 1 config, see include/config_text.lua; 2 shadow, see set_shadow.lua; 3 arrivals;
+-- KEYS   for each limit, at its own number: 1 config, see include/config_format.lua; 2 shadow, see set_shadow.lua; 3 arrivals;
 --        4 queues; 5 ends; 6 shadow_report. Then the configs of keys that requests name.
 -- ARGV   1  limits   how many
 --        2  most     requests of a limit that are reckoned at once, >= 1
@@ -30,7 +30,7 @@ local NUMBER, CORRECTS = 1, false -- see include/algorithms.lua
 if READS then
 --!include read_only.lua
 end
---!include config_text.lua
+--!include config_format.lua
 
 local used = {} -- algorithms, see include/algorithms.lua
 

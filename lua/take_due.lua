@@ -15,7 +15,7 @@
 --        10 absent    number of queues that follow and that no worker consumes
 --        11+          these queues; for each parking lot the key of its bucket, text; then its limit, see include/read_limits.lua (each
 --                     message has its own cost; the limit's cost only shows with 0 that the limit is in shadow mode, see
---                     include/apply_code_shadow.lua); then, for each limit that has weights in the code, the number of its first parking
+--                     include/let_pass_code_shadow.lua); then, for each limit that has weights in the code, the number of its first parking
 --                     lot, from 1, and the weights, see turns.lua (included if a limit is fair)
 -- Reply  for each processed parking lot: us until it is due again (-1: it is empty; 0: at once, as more tasks may be returned); 1 if
 --        the worker that last processed a parking lot of this limit had another limit in its code, else 0; then for each
@@ -37,14 +37,14 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include fetch_state_and_config.lua
---!include apply_code_shadow.lua
+--!include let_pass_code_shadow.lua
 --!include read_limits.lua
---!include load_queue_functions.lua
+--!include load_line_functions.lua
 --!include lot.lua
 --!fair shares.lua
 --!fair share_weights.lua
---!include take_task_out.lua
---!include lot_processing_time.lua
+--!include take_task_to_publish.lua
+--!include spread_due_lots.lua
 --!include same_code.lua
 
 local work, horizon = 0, HORIZON_US

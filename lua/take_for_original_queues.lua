@@ -19,8 +19,8 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include now.lua
 --!include lot.lua
 --!include shares.lua
---!include take_task_out.lua
---!include parked_before.lua
+--!include take_task_to_publish.lua
+--!include parked_until.lua
 
 use_lot(0, key)
 local latest = UNTIL == 0 and now or UNTIL

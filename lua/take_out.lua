@@ -21,8 +21,8 @@ local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10
 --!include now.lua
 --!include lot.lua
 --!include shares.lua
---!include take_task_out.lua
---!include parked_before.lua
+--!include take_task_to_publish.lua
+--!include parked_until.lua
 
 use_lot(0, key)
 local ids, places, taken, came, from, last = {}, {}, 0, 0, '', ''

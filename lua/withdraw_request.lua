@@ -1,4 +1,4 @@
--- forget: a request will not come, and gives up the slots that it has. Idempotent.
+-- withdraw_request: a request will not come, and gives up the slots that it has. Idempotent.
 --
 -- KEYS   four per limit, see include/read_limits.lua; then one per limit: what was touched, see include/mark_for_recheck.lua
 -- ARGV   1  id        text: names the request
@@ -13,7 +13,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
---!include load_queue_functions.lua
+--!include load_line_functions.lua
 --!include mark_for_recheck.lua
 
 local found = 0

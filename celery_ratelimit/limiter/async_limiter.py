@@ -16,12 +16,12 @@ from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
+from .cached_acquire import AsyncPermitMethods
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
 from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
-from .prepared_acquire import AsyncAcquire
 
 __all__ = ["AsyncLimiter"]
 
@@ -35,7 +35,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(AsyncAcquire, ChargeMethods, AdminMethods):
+class AsyncLimiter(AsyncPermitMethods, ChargeMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call

@@ -113,7 +113,7 @@ class LeaseKeeper:
             self._release([ended])
 
     def ended(self, demands: Sequence[LimitRequest]) -> list[LeasesToRelease]:
-        """LeasesToRelease runs that held a lease of one of these limits, and are not released yet."""
+        """Ended runs that held a lease of one of these limits, and are not released yet."""
         if not self._ended:
             return []
         buckets = {(demand.name, demand.key) for demand in demands}

@@ -96,7 +96,7 @@ def _in_code(demand: LimitRequest) -> Sequence[int]:
     return burst, count, period, 0
 
 
-class Step(NamedTuple):
+class PartCall(NamedTuple):
     """One script to run; arguments of :meth:`Calls.of_script`."""
 
     script: Script
@@ -121,18 +121,18 @@ class MultiSlotDecider:
         if script in (self.scripts.acquire, self.scripts.reserve):
             return (yield from _Taking(self, parts, script is self.scripts.reserve, tuple(last), *first).run())
         last_of = [tuple([last[i] for i in places if last]) for places, _ in parts]
-        steps = [Step(script, part.demands, (*first,), kind, own) for part, own in zip(parts, last_of, strict=True)]
+        steps = [PartCall(script, part.demands, (*first,), kind, own) for part, own in zip(parts, last_of, strict=True)]
         said = yield from self.run(*steps)
         if script is self.scripts.peek:
             return joint(parts, {i: PartReply(reply, len(parts[i].demands)) for i, reply in enumerate(said)})
         return [max([done for (done,) in said])]  # these count once for each id, in any order
 
-    def replies(self, steps: Sequence[Step]) -> Operation[list[list[int] | RateLimitError]]:
+    def replies(self, steps: Sequence[PartCall]) -> Operation[list[list[int] | RateLimitError]]:
         """Run scripts at once; errors are returned."""
         replies = (yield [RunScript(step.script, self.core.calls.of_script(*step)) for step in steps]) if steps else ()
         return [read_reply(step.demands, reply) for step, reply in zip(steps, replies, strict=True)]
 
-    def run(self, *steps: Step) -> Operation[list[list[int]]]:
+    def run(self, *steps: PartCall) -> Operation[list[list[int]]]:
         """Run scripts at once; the first error is raised."""
         return without_errors((yield from self.replies(steps)))
 
@@ -214,7 +214,7 @@ class _Taking:
 
     def _look(self, which: Sequence[int]) -> Operation[None]:
         first = ("" if self.reserves else self.id,)
-        steps = [Step(self.scripts.peek, self.parts[i].demands, first, None, self.last) for i in which]
+        steps = [PartCall(self.scripts.peek, self.parts[i].demands, first, None, self.last) for i in which]
         for i, reply in zip(which, (yield from self.spread.run(*steps)), strict=True):
             self.replies[i] = PartReply(reply, len(self.parts[i].demands))
 
@@ -233,15 +233,15 @@ class _Taking:
             self.replies[i].wait = max(0, good - _clock()) if self.replies[i].wait else 0
         return joint(self.parts, self.replies)
 
-    def _step(self, i: int, known: str = "find") -> Step:
+    def _step(self, i: int, known: str = "find") -> PartCall:
         earliest = max(0, max([self.joint, *self.good.values()]) - _clock())
         demands = self.parts[i].demands
         if self.reserves:
-            return Step(self.scripts.acquire_part, demands, (self.id, self.horizon, 0, earliest, known), "ids")
+            return PartCall(self.scripts.acquire_part, demands, (self.id, self.horizon, 0, earliest, known), "ids")
         if earliest > 0:
             first = (self.id, self.horizon, self.claim, earliest, "")
-            return Step(self.scripts.acquire_part, demands, first, "ids", self.last)
-        return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim), None, self.last)
+            return PartCall(self.scripts.acquire_part, demands, first, "ids", self.last)
+        return PartCall(self.scripts.acquire, demands, (self.id, self.horizon, self.claim), None, self.last)
 
     def _take(self, i: int, known: str = "find") -> Operation[bool]:
         """Take the permits of one part. False: it refused."""
@@ -266,10 +266,10 @@ class _Taking:
         part = self.parts[longest]
         if self.claim and self.id and not self.reserves:
             withdraw = self.scripts.withdraw_request
-            steps = [Step(withdraw, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
+            steps = [PartCall(withdraw, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
             if longest not in said_no:
                 steps.append(
-                    Step(self.scripts.acquire, part.demands, (self.id, SLOT_ONLY, self.claim), None, self.last)
+                    PartCall(self.scripts.acquire, part.demands, (self.id, SLOT_ONLY, self.claim), None, self.last)
                 )
             said = yield from self.spread.run(*steps)
             if longest not in said_no and said[-1][2]:  # it still refuses
@@ -287,12 +287,12 @@ class _Taking:
         del self.good[i]
         part, reply = self.parts[i], self.replies[i]
         if self.reserves and not moves:
-            yield from self.spread.run(Step(self.scripts.cancel, part.demands, (self.id,), "ids"))
+            yield from self.spread.run(PartCall(self.scripts.cancel, part.demands, (self.id,), "ids"))
             return
         counted = tuple([demand for demand in part.demands if not isinstance(demand.limit, Concurrency)])
         if counted:  # an id of its own: the request may be settled, or undone, once more
             first = (self.spread.core.new_id(), reply.at)
-            yield from self.spread.run(Step(self.scripts.settle, counted, first, "ids", (0,) * len(counted)))
+            yield from self.spread.run(PartCall(self.scripts.settle, counted, first, "ids", (0,) * len(counted)))
         yield from self.spread.core.release(part.demands, id=str((*self.last, self.id)[0]), granted_at=reply.at)
 
 

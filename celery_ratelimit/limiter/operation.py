@@ -110,13 +110,13 @@ def batches(
     return groups
 
 
-class _Runs(Protocol):
+class _SyncLimiter(Protocol):
     """A limiter."""
 
     def _run(self, operation: Operation[T], /) -> T: ...
 
 
-class _Awaits(Protocol):
+class _AsyncLimiter(Protocol):
     """A limiter for asyncio."""
 
     async def _await(self, operation: Operation[T], /) -> T: ...
@@ -149,9 +149,9 @@ class limiter_method(Generic[P, T]):
         self._run, self._await = run, await_
 
     @overload
-    def __get__(self, limiter: _Runs, kind: Any = None) -> Callable[P, T]: ...
+    def __get__(self, limiter: _SyncLimiter, kind: Any = None) -> Callable[P, T]: ...
     @overload
-    def __get__(self, limiter: _Awaits, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, limiter: _AsyncLimiter, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
     def __get__(self, limiter: None, kind: Any = None) -> Callable[..., Any]: ...
     def __get__(self, limiter: Any, kind: Any = None) -> Any:

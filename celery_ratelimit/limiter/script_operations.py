@@ -13,7 +13,7 @@ from .limit_request import LimitRequest, leased
 from .multi_slot_acquire import MultiSlotDecider, parts_of
 from .operation import Operation, RunScript, UninterruptedAcquire, run_all
 from .script_calls import Call, Calls, LeaseRequests, LeasesToRelease, decision_of, impossible, whole_numbers
-from .shadow import Shadows
+from .shadow import KnownShadows
 from .stored_settings import SettingOperations
 
 __all__ = ["Operations"]
@@ -27,8 +27,8 @@ class LimiterScripts:
             return Script(name, replace_includes)
 
         self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
-        self.acquire_until_refused = script("acquire_until_refused")
-        self.dedup_and_acquire = script("dedup_and_acquire")
+        self.acquire_in_order = script("acquire_in_order")
+        self.filter_copies_and_acquire = script("filter_copies_and_acquire")
         self.reserve, self.cancel, self.acquire_part = script("reserve"), script("cancel"), script("acquire_part")
         self.settle, self.withdraw_request = script("settle"), script("withdraw_request")
         self.acquire_up_to, self.charge = script("acquire_up_to"), script("charge")
@@ -40,7 +40,7 @@ class LimiterScripts:
         self.add_counts, self.read_counts = script("add_counts"), script("read_counts")
         self.recent_usage = script("recent_usage")
         self.simulate_shadow, self.set_shadow = script("simulate_shadow"), script("set_shadow")
-        self.history, self.standing = script("history"), script("standing")
+        self.history, self.limit_levels = script("history"), script("limit_levels")
 
 
 class Operations:
@@ -58,7 +58,7 @@ class Operations:
         self.is_cluster = is_cluster
         self.scripts = LimiterScripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
-        self.shadows = Shadows()
+        self.shadows = KnownShadows()
         self.settings = SettingOperations(self.scripts, prefix, self.shadows)
         self.new_id = Ids(20)
         self._over_slots = MultiSlotDecider(self)

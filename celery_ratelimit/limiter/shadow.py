@@ -23,7 +23,7 @@ from .stored_settings import read_shadow
 if TYPE_CHECKING:
     from .script_operations import Operations
 
-__all__ = ["Shadows", "ask_shadow_reports", "ask_shadows", "asked_of", "passed", "tell_arrivals"]
+__all__ = ["KnownShadows", "ask_shadow_reports", "ask_shadows", "asked_of", "passed", "tell_arrivals"]
 
 #: Limits and requests that one script call reports, and requests that it simulates: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 500
@@ -37,7 +37,7 @@ _OPEN = "1000000/s"
 _REMEMBERED = 10_000
 
 
-class Shadows:
+class KnownShadows:
     """The limits in shadow: by the code, or by the stored setting, which overrides it.
 
     A process reads the stored setting when it reports requests, about once a second; a worker also when it looks for

@@ -35,7 +35,7 @@ from .script_calls import call_of
 
 if TYPE_CHECKING:
     from .script_operations import LimiterScripts
-    from .shadow import Shadows
+    from .shadow import KnownShadows
 
 __all__ = ["SettingOperations", "check_shadow_to_store", "note_of", "read_config", "read_shadow", "weight_to_store"]
 
@@ -50,7 +50,7 @@ _NOT_STORED = {
 class SettingOperations:
     """One operation for each script, for one prefix. ``note``: see :func:`note_of`."""
 
-    def __init__(self, scripts: LimiterScripts, prefix: str, shadows: Shadows) -> None:
+    def __init__(self, scripts: LimiterScripts, prefix: str, shadows: KnownShadows) -> None:
         self._scripts, self.prefix, self._shadows = scripts, prefix, shadows
 
     def is_known(self, name: str, key: str | None) -> Operation[bool]:
@@ -214,7 +214,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
 
 
 def _read_stored(text: str, now: int) -> dict[str, Any]:
-    """Read a config key, see ``lua/include/config_text.lua``; ``now``: in microseconds since 1970."""
+    """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
     nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
     if not text:
         return nothing
@@ -255,7 +255,7 @@ def read_shadow(said: Any) -> StoredShadow | None:
 
 
 def _marked(config: str) -> StoredShadow | None:
-    """Read the shadow in a config's text, which has no author: see ``lua/include/config_text.lua``."""
+    """Read the shadow in a config's text, which has no author: see ``lua/include/config_format.lua``."""
     return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None
 
 

@@ -57,7 +57,7 @@ def bucket_statuses(
     """
     steps = [step for part in core.by_slot(demands) for step in batches(False, part, AT_ONCE)]
     calls = [core.calls.of_standing([demands[i] for i in step]) for step in steps]
-    replies = yield from run_all([RunScript(core.scripts.standing, call) for call in calls])
+    replies = yield from run_all([RunScript(core.scripts.limit_levels, call) for call in calls])
     found = {i: each for step, reply in zip(steps, replies, strict=True) for i, each in zip(step, reply, strict=True)}
     return [_read(demand, codes[i], found[i]) for i, demand in enumerate(demands)]
 

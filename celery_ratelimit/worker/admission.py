@@ -42,7 +42,7 @@ __all__ = [
     "POLL_INTERVAL",
     "FallbackLimiter",
     "PermitClient",
-    "acquire_next",
+    "acquire_in_order",
     "claim",
     "max_lookahead",
 ]
@@ -144,7 +144,7 @@ class PermitClient:
         return [None] if said is None else [DropDuplicate() if decision is None else decision for decision in said]
 
     def _ask_next(self, asking: Sequence[PendingRequest], how: Mapping[str, float]) -> list[Decision]:
-        return acquire_next(self._asker, asking[0].demands, _ids(asking), **how)
+        return acquire_in_order(self._asker, asking[0].demands, _ids(asking), **how)
 
     def _ask_along(
         self, asking: Sequence[PendingRequest], along: Along, how: Mapping[str, float]
@@ -191,7 +191,7 @@ class PermitClient:
         return granted(decision, now, is_idle=self._pool_scheduler.has_idle and monotonic() - now <= BUNCHED)
 
 
-def acquire_next(
+def acquire_in_order(
     asker: StoreRunner, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
 ) -> list[Decision]:
     """Acquire the same permits for several requests, in one round trip; see :meth:`Operations.ask`.
@@ -201,7 +201,7 @@ def acquire_next(
     core = asker.core
     if len(ids) == 1 or not core.takes_one_script(demands):
         return [asker.ask(demands, id=ids[0], horizon=horizon, claim=claim)]
-    script, first = core.scripts.acquire_until_refused, (ids[0], microseconds(horizon), microseconds(claim))
+    script, first = core.scripts.acquire_in_order, (ids[0], microseconds(horizon), microseconds(claim))
     call = core.calls.of_script(script, tuple(demands), first, None, ids[1:])
     return asker.drive(core.decide_each(script, call, demands, ids))
 

@@ -145,7 +145,7 @@ def acquire_along(
     pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*last)]
     values = keys + len(first) + ARGUMENTS * number + len(last)
     try:
-        said, may = asker.run_script(asker.core.scripts.dedup_and_acquire, keys, values, pieces)
+        said, may = asker.run_script(asker.core.scripts.filter_copies_and_acquire, keys, values, pieces)
     except RateLimitError as error:
         raise impossible(demands, error) from error.__cause__
     decisions = [

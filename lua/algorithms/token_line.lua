@@ -14,7 +14,7 @@
 -- slots key: sorted set, id of a waiting request -> its score, us. NUL and the us at which a gap begins -> the us at which it ends,
 --            less 2^53: a score below zero. Expires a second after the last slot.
 --
--- Uses algorithms; look, see load_queue_functions.lua. Gives of the algorithm join, leave_line, reserve, due, fits, place, claim, give_up.
+-- Uses algorithms; look, see load_line_functions.lua. Gives of the algorithm join, leave_line, reserve, due, fits, place, claim, give_up.
 local token_bucket = algorithms.token_bucket
 local advance, admission = token_bucket.advance, token_bucket.admission
 local GAP = 2 ^ 53

@@ -4,7 +4,7 @@
 --
 -- Uses used, a set of names; NUMBER; CORRECTS.
 -- Gives algorithms, a table by name: lua/README.md says what each of them has to offer; counts: whether one of them counts permits, and
--- then counted and kept_ms, see counting_base.lua; lost(written, now) and changed_at(limit, now, written); and GRACE_US, FAR_US and SOON_US,
+-- then counted and kept_ms, see algorithm_base.lua; lost(written, now) and changed_at(limit, now, written); and GRACE_US, FAR_US and SOON_US,
 -- which the algorithms use. Ends the script with an error if there is no such algorithm here.
 local GRACE_US = 1000000 -- a slot overdue for so long is open to any request: its owner was killed or is very late
 local FAR_US = 2^51 -- no bucket is further behind than that, 71 years: what is beyond is forgotten, and all numbers stay exact
@@ -33,7 +33,7 @@ end
 local counted, kept_ms
 local counts = used.fixed_window or used.sliding_window or used.sliding_log or used.stepped_bucket or used.warm_up or used.concurrency
 if counts then
---!include counting_base.lua
+--!include algorithm_base.lua
 end
 if used.fixed_window then
 --!include fixed_window.lua

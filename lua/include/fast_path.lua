@@ -6,7 +6,7 @@
 --
 -- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua; got; CONFIG; STEP_US.
 -- Gives the reply of what it decides (see reply.lua): it ends the script. Puts into got what it has read of logs and places.
---!include config_text.lua
+--!include config_format.lua
 --!include fetch_state_and_config.lua
 do
     local joint, limits, stored, buckets_only, now_text = now, {}, false, true, nil

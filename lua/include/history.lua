@@ -2,7 +2,7 @@
 --
 -- history key, one for each limit: list, the newest first, of
 --   "<us> <verb> <bytes of key> <bytes of note> <bytes of before>\n<key><note><before><after>"
--- `key` is that of the bucket, '' for the whole limit; `before` and `after` are what was and is stored there, see config_text.lua.
+-- `key` is that of the bucket, '' for the whole limit; `before` and `after` are what was and is stored there, see config_format.lua.
 -- Expires a year after the last.
 --
 -- Gives keep_change(history, verb, key, note, before, after).

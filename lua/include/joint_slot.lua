@@ -3,7 +3,7 @@
 -- A request stands in the line of each of its limits, at one time that suits all of them: in the first gaps that fit together, or
 -- behind all other requests (conservative backfilling). The time before it stays open to requests that make nobody wait.
 --
--- Uses NUMBER; limits; joint, in_line and latest, see check.lua.
+-- Uses NUMBER; limits; joint, in_line and latest, see check_all_limits.lua.
 -- Gives, where there are several limits:
 --   fits()      may the permits be taken at the joint time, ahead of now?
 --   line_up()   the slot that is proposed, which is kept as in_line and latest say. A second result: there is no room to wait

@@ -1,6 +1,6 @@
 -- What is stored for a limit takes the place of what the caller sent: a rate, and a pause.
 --
--- Uses CONFIG, see config_text.lua; now; limit, into which it puts what is stored; text, of a config.
+-- Uses CONFIG, see config_format.lua; now; limit, into which it puts what is stored; text, of a config.
 local version, expiry, paused, method, count, period, size, extra, since, resumed = match(text, CONFIG)
 expiry, paused = expiry + 0, paused + 0
 local ended = expiry > 0 and expiry <= now

@@ -11,7 +11,7 @@
 --   extra       whole     what the algorithm takes besides, see its file
 --
 -- Gives limits, a table each; used, a set of the names of their algorithms.
---!include config_text.lua
+--!include config_format.lua
 --!include fetch_state_and_config.lua
 local limits, used = {}, {}
 for i = 1, NUMBER do
@@ -51,7 +51,7 @@ for i = 1, NUMBER do
     local algorithm = algorithms[limit.method]
     limit.algorithm = algorithm
     if limit.in_shadow then
---!include bypass_shadow_limit.lua
+--!include no_op_algorithm.lua
     elseif algorithm.letter then
         local state = limit.raw
         if not state and algorithm.letter ~= 'l' then state = call('LINDEX', limit.state_key, '0') end

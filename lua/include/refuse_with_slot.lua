@@ -1,6 +1,6 @@
 -- The end of a refusal: a slot is proposed, and kept if that was asked for; the states note what has to be noted; the caller hears.
 --
--- Uses NUMBER; limits; joint, binding, lined, line_up, in_line and latest, see check.lua; reply.
+-- Uses NUMBER; limits; joint, binding, lined, line_up, in_line and latest, see check_all_limits.lua; reply.
 -- Gives the reply: it ends the script.
 local slot, full = joint, false -- `full`: there is no room to wait
 if lined and binding > 0 then

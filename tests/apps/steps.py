@@ -34,8 +34,8 @@ TOGETHER: dict[str, tuple[Any, str, str]] = {
     "in the gate, not parked": (parking_batch.ParkingBatch, "flush", "before"),
     "parked together, not acknowledged": (parking_batch.ParkingBatch, "flush", "after"),
     "acknowledgements are due": (bulk_acknowledge.BulkAcknowledge, "flush", "before"),
-    "before it asks": (admission, "acquire_next", "before"),
-    "it was told": (admission, "acquire_next", "after"),
+    "before it asks": (admission, "acquire_in_order", "before"),
+    "it was told": (admission, "acquire_in_order", "after"),
 }
 
 for _owner, _name, _ in [*STEPS.values(), *TOGETHER.values()]:

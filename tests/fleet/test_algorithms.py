@@ -56,7 +56,7 @@ def test_no_more_than_so_many_at_once_and_every_place_is_used(
 #: Scripts that ask for places and give them back, and those that see to a lot.
 SCRIPTS = {
     hashlib.sha1(load_source(verb).encode()).hexdigest(): verb
-    for verb in ("acquire", "acquire_until_refused", "release_and_acquire", "release")
+    for verb in ("acquire", "acquire_in_order", "release_and_acquire", "release")
 }
 
 

@@ -18,7 +18,7 @@ def test_more_than_the_limit_allows_is_parked_and_starts_once_and_never_early() 
             fleet.world.at(fleet.world.now + 2 + index / RATE / 1.5, lambda index=index: fleet.send(index))
         fleet.world.run(lambda: len(fleet.started) >= TASKS, EPOCH + 60)
         asked, started = fleet.asked(), fleet.started
-    assert {"park", "take_due", "dedup_and_acquire"} <= set(+asked)
+    assert {"park", "take_due", "filter_copies_and_acquire"} <= set(+asked)
     assert Counter(start.index for start in started) == dict.fromkeys(range(TASKS), 1)
     assert excess(sorted(start.permit_at for start in started), RATE) < 1e-3
     assert all(start.at >= start.permit_at - 1e-6 for start in started)

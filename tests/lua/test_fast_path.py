@@ -21,7 +21,7 @@ from tests.conftest import START
 from .frozen import FROZEN_STORE, expiries
 
 #: What is left of it, for the scripts that do without.
-NOTHING = "-- decides nothing\n--!include config_text.lua\n--!include fetch_state_and_config.lua\n"
+NOTHING = "-- decides nothing\n--!include config_format.lua\n--!include fetch_state_and_config.lua\n"
 SIDES = ("with", "without")
 SECOND = 1_000_000
 

@@ -24,7 +24,7 @@ from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog.backlog import ParkResult, ToPark
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.shadow import Shadows
+from celery_ratelimit.limiter.shadow import KnownShadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.store_calls import store_calls
 from celery_ratelimit.store_calls.outage import NotAsked
@@ -123,7 +123,7 @@ class Bench:
         self.together_parked: list[int] = []  # how many were parked by one script
         self.attempts: list[list[int]] = []  # of each call to park them
         self.numbers = itertools.count(1)
-        self.shadows = Shadows()
+        self.shadows = KnownShadows()
         self.lost = False
         self.tats: dict[str, float] = {}
         self.concurrency_leases: dict[str, set[str]] = {}
@@ -156,7 +156,7 @@ class Bench:
         )
         for name in ("Outage", "LimitWatcher", "ReturnScheduler"):
             monkeypatch.setattr(gate, name, lambda *_: self)
-        monkeypatch.setattr(admission, "acquire_next", lambda asker, *asked, **how: self.ask_next(*asked, **how))
+        monkeypatch.setattr(admission, "acquire_in_order", lambda asker, *asked, **how: self.ask_next(*asked, **how))
         monkeypatch.setattr(concurrency, "release_and_acquire", lambda asker, *asked: self.release_and_acquire(*asked))
         monkeypatch.setattr(concurrency, "Bell", self.bell)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)

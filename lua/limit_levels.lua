@@ -1,10 +1,10 @@
--- standing: how do several limits stand, each for itself? For people who look at all of them. Writes nothing.
+-- limit_levels: how do several limits stand, each for itself? For people who look at all of them. Writes nothing.
 --
 -- KEYS   four per limit, see include/read_limits.lua
 -- ARGV   six per limit, see include/read_limits.lua
 -- Reply  for each limit: us of this clock; permits left; us until it is full; us until one more permit can be had; requests that have a
 --        slot; the size, the count and the period in force; what is stored for the limit, and for the key,
---        see include/config_text.lua, '' if nothing is
+--        see include/config_format.lua, '' if nothing is
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 1
 local id = ''
@@ -13,7 +13,7 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include now.lua
 --!include read_only.lua
 --!include read_limits.lua
---!include load_queue_functions.lua
+--!include load_line_functions.lua
 
 local answer = {}
 for i = 1, NUMBER do

@@ -15,7 +15,7 @@ from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import decision_of, whole_numbers
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.worker.admission import acquire_next
+from celery_ratelimit.worker.admission import acquire_in_order
 from tests.conftest import Clock
 
 from .frozen import demand
@@ -33,7 +33,7 @@ class NextWorld(MixedWorld):
     ) -> tuple[Answer, Answer]:
         ids = [id, *self.others]
         asker = self.limiters[process]._asker
-        script = asker.core.scripts.acquire_until_refused
+        script = asker.core.scripts.acquire_in_order
         call = asker.core.calls.of_script(script, tuple(demands), (id, horizon, claim), None, self.others)
         said = asker.run_script(script, *call)
         lua = [Answer.of(decision_of(demands, whole_numbers(reply))) for reply in said]
@@ -84,7 +84,7 @@ def test_a_clock_that_steps_back(world: NextWorld, trace: list[Act], others: lis
 
 
 def test_permits_are_taken_ahead_each_for_its_time(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
-    said = acquire_next(frozen._asker, [demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=1.0)
+    said = acquire_in_order(frozen._asker, [demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=1.0)
     assert [decision.allowed for decision in said] == [True] * 5 + [False] * 15
     assert [decision._granted_at - said[0]._granted_at for decision in said[:5]] == [10_000 * n for n in range(5)]
     assert [decision.id for decision in said] == [f"id-{n}" for n in range(20)]
@@ -93,7 +93,7 @@ def test_permits_are_taken_ahead_each_for_its_time(frozen: Limiter, clock: Clock
 
 
 def test_nobody_is_asked_behind_the_first_that_has_no_slot(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
-    said = acquire_next(frozen._asker, [demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=0.07)
+    said = acquire_in_order(frozen._asker, [demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=0.07)
     assert [decision.allowed for decision in said] == [True] * 5 + [False] * 4
     assert [decision.retry_after for decision in said[5:]] == [0.05, 0.06, 0.07, 0.08]
     assert store.zcard("ratelimit:v1:{api}::slots") == 3
@@ -102,17 +102,17 @@ def test_nobody_is_asked_behind_the_first_that_has_no_slot(frozen: Limiter, cloc
 def test_what_can_never_be_is_said_of_all(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("100/s", burst=2), force=True)
     with pytest.raises(ImpossibleRequest, match="api"):
-        acquire_next(frozen._asker, [demand("100/s", burst=5, cost=3)], ["a", "b"])
+        acquire_in_order(frozen._asker, [demand("100/s", burst=5, cost=3)], ["a", "b"])
 
 
 def test_an_algorithm_that_people_have_stored_is_put_in(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("3/s", algorithm="sliding_log"), force=True)
-    said = acquire_next(frozen._asker, [demand("100/s")], ["a", "b", "c", "d", "e"], claim=1.0)
+    said = acquire_in_order(frozen._asker, [demand("100/s")], ["a", "b", "c", "d", "e"], claim=1.0)
     assert [decision.allowed for decision in said] == [True, True, True, False, False]
 
 
 def test_a_bucket_that_people_have_stored_for_a_log_is_put_in(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("10/s", burst=3), force=True)
     log = LimitRequest(Limit("100/s", algorithm="sliding_log", name="api"), "api")
-    said = acquire_next(frozen._asker, [log], ["a", "b", "c", "d", "e"], claim=1.0)
+    said = acquire_in_order(frozen._asker, [log], ["a", "b", "c", "d", "e"], claim=1.0)
     assert [decision.allowed for decision in said] == [True, True, True, False, False]

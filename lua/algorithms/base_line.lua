@@ -2,7 +2,7 @@
 --
 -- slots key: sorted set, id of a waiting request -> us of its slot. Expires a second after the last slot.
 --
--- Uses counted, see counting_base.lua; look, see load_queue_functions.lua. Gives of the algorithms join, take_out, reserve, due, fits, place, claim, give_up.
+-- Uses counted, see algorithm_base.lua; look, see load_line_functions.lua. Gives of the algorithms join, take_out, reserve, due, fits, place, claim, give_up.
 local ROUNDS = 8
 
 -- The turn of a request that joins the line. Requests that wait for other limits, too, have slots later than this limit alone

@@ -1,4 +1,4 @@
--- The permits of one request, from all of its limits or from none: what acquire.lua does, and acquire_until_refused.lua several times.
+-- The permits of one request, from all of its limits or from none: what acquire.lua does, and acquire_in_order.lua several times.
 --
 -- Uses NUMBER, of limits; FIRST_LIMIT; CORRECTS; id, HORIZON_US and CLAIM_US as in acquire.lua; and of its own
 -- includes limits, joint, binding, allowed and reply. For these it makes soonest, in_line and latest.
@@ -6,7 +6,7 @@
 --!include fast_path.lua
 local soonest, in_line, latest = now, id, now + CLAIM_US
 --!include read_limits.lua
---!include check.lua
+--!include check_all_limits.lua
 --!include reply.lua
 
 if allowed then

@@ -1,4 +1,4 @@
--- What the algorithms that count permits have in common. Their line is in counting_queue.lua.
+-- What the algorithms that count permits have in common. Their line is in base_line.lua.
 --
 -- An algorithm gives    read(limit, now)                        the bucket as it is, into `limit`
 --                       advance(limit, now)                     moves it on to now

@@ -5,7 +5,7 @@
 --   in_line   text: the id for which a slot is kept; '' keeps none
 --   latest    us: a slot that lies later than that is not kept
 -- Gives joint, us: the earliest time that suits all limits; binding: the limit that decides it, counted from 1, or 0 if none does;
--- allowed: the permits may be taken at the joint time; lined: the functions of load_queue_functions.lua are there; line_up, see joint_slot.lua.
+-- allowed: the permits may be taken at the joint time; lined: the functions of load_line_functions.lua are there; line_up, see joint_slot.lua.
 -- May end the script with the error "IMPOSSIBLE <limit> <size>".
 local joint, binding, behind, lined, fits, line_up = soonest, 0, false, false, nil, nil
 for i = 1, NUMBER do
@@ -20,7 +20,7 @@ for i = 1, NUMBER do
 end
 if lined or joint > now and (NUMBER > 1 or in_line ~= '' and joint <= latest) then
     lined = true
---!include load_queue_functions.lua
+--!include load_line_functions.lua
     for i = 1, NUMBER do
         if limits[i].line then limits[i].algorithm.join(limits[i], now, id) end
     end

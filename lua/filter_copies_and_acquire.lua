@@ -1,4 +1,4 @@
--- dedup_and_acquire: the broker has delivered copies of tasks: decide which of them may run; then some requests acquire, as acquire_next.
+-- filter_copies_and_acquire: the broker has delivered copies of tasks: decide which of them may run; then some requests acquire, as acquire_in_order.
 --
 -- A copy that may not run takes no permit. No request need acquire: then there are no limits, and the first four arguments are 0.
 -- KEYS   as acquire; then for each parking lot the keys of include/lot.lua
@@ -20,7 +20,7 @@ local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
 local FIRST_LOT = FIRST_ASKING + 2 * ASKING
 --!include prelude.lua
 --!include now.lua
---!include is_granted_or_queued.lua
+--!include has_permits_or_slot.lua
 --!include lot.lua
 
 -- Whether a copy may run. `twice`: some tasks of the parking lot in use have several copies.
@@ -47,7 +47,7 @@ local function arrive(twice, id, copy)
 end
 
 local function acquire(id)
---!include acquire_request.lua
+--!include acquire_all_or_none.lua
 end
 
 local may, at = {}, FIRST_LOT

@@ -1,4 +1,4 @@
--- acquire_next: what acquire does, for several requests that ask the same limits, one after the other, until one has
+-- acquire_in_order: what acquire does, for several requests that ask the same limits, one after the other, until one has
 -- neither its permits nor a slot.
 --
 -- Each is decided as if it had asked by itself, at the same time: what was taken for those before it is taken.
@@ -14,10 +14,10 @@ local FIRST_OTHER = FIRST_LIMIT + 6 * NUMBER
 local FIRST, others = ARGV[1], {unpack(ARGV, FIRST_OTHER)}
 --!include prelude.lua
 --!include now.lua
---!include is_granted_or_queued.lua
+--!include has_permits_or_slot.lua
 
 local function acquire(id)
---!include acquire_request.lua
+--!include acquire_all_or_none.lua
 end
 
 local said = {acquire(FIRST)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
     from .sync_store import StoreRunner
 
-__all__ = ["AsyncAcquire", "PreparedAcquireMethods", "SyncAcquire"]
+__all__ = ["AsyncPermitMethods", "CachedAcquireBase", "SyncPermitMethods"]
 
 R = TypeVar("R")
 
@@ -36,7 +36,7 @@ _ACQUIRE = PermitMethods.__dict__["acquire"].operation
 _MOST = 1024
 
 
-class PreparedCall(NamedTuple):
+class CachedCall(NamedTuple):
     """A repeated call with its prepared command: one script decides it.
 
     Attributes:
@@ -52,7 +52,7 @@ class PreparedCall(NamedTuple):
     quotas: tuple[tuple[str, AnyLimit], ...]
 
 
-class PreparedAcquireMethods(PermitMethods):
+class CachedAcquireBase(PermitMethods):
     """Acquire, reserve and return permits; ``acquire`` by prepared calls.
 
     Args:
@@ -63,7 +63,7 @@ class PreparedAcquireMethods(PermitMethods):
     def __init__(self, quotas: Mapping[str, Any] | None, asker: Any, lowest_first: bool | None) -> None:
         super().__init__(quotas, asker.core.calls.prefix, asker.core, asker.clock, lowest_first)
         self._asker = asker
-        self._calls: dict[Any, PreparedCall | None] = {}
+        self._calls: dict[Any, CachedCall | None] = {}
 
     def _prepared(
         self,
@@ -73,7 +73,7 @@ class PreparedAcquireMethods(PermitMethods):
         cost: int | None,
         priority: int | None,
         max_wait: float | None,
-    ) -> PreparedCall | None:
+    ) -> CachedCall | None:
         """The prepared call; ``None``: this one takes more than a single script, or is invalid."""
         if max_wait != 0 or priority is not None or not (cost is None or type(cost) is int):  # as keys, True is 1
             return None
@@ -94,7 +94,7 @@ class PreparedAcquireMethods(PermitMethods):
                 return self._prepare(asked, self._reader.plain(limits, key, cost, None))
         return call
 
-    def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> PreparedCall | None:
+    def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> CachedCall | None:
         """Prepare the call ``asked``, and keep it; ``None``: it does not take exactly one script.
 
         Nor is a call prepared that names a limit of an app's task, which may yet be registered.
@@ -112,13 +112,13 @@ class PreparedAcquireMethods(PermitMethods):
         ):
             script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])
             command = script.command(*core.calls.of_script(script, demands, ("", 0, 0), None, ()))
-            call = PreparedCall(demands, command, asked_of(demands), quotas)
+            call = CachedCall(demands, command, asked_of(demands), quotas)
         if len(self._calls) >= _MOST:
             self._calls.clear()
         self._calls[asked] = call
         return call
 
-    def _decided(self, call: PreparedCall, reply: Any) -> Decision:
+    def _decided(self, call: CachedCall, reply: Any) -> Decision:
         """Read the reply and count the decision, as the general way of ``acquire`` does."""
         decision = decision_of(call.demands, whole_numbers(reply), self._core.new_id())
         for state in decision.states:
@@ -134,7 +134,7 @@ class PreparedAcquireMethods(PermitMethods):
             note(counting.counter, call.demands, decision, 0.0)
         return decision
 
-    def _failed(self, call: PreparedCall, error: RateLimitError) -> RateLimitError | None:
+    def _failed(self, call: CachedCall, error: RateLimitError) -> RateLimitError | None:
         """The error to raise; ``None``: the store does not know the script yet."""
         if isinstance(error.__cause__, NoScriptError):
             return None
@@ -143,7 +143,7 @@ class PreparedAcquireMethods(PermitMethods):
         return impossible(call.demands, error)
 
 
-class SyncAcquire(PreparedAcquireMethods):
+class SyncPermitMethods(CachedAcquireBase):
     """Acquire, reserve and return permits, for a limiter that blocks."""
 
     _asker: StoreRunner
@@ -179,7 +179,7 @@ class SyncAcquire(PreparedAcquireMethods):
     acquire.__doc__ = PermitMethods.acquire.__doc__
 
 
-class AsyncAcquire(PreparedAcquireMethods):
+class AsyncPermitMethods(CachedAcquireBase):
     """Acquire, reserve and return permits, in an event loop."""
 
     _asker: AsyncStoreRunner
@@ -217,7 +217,7 @@ class AsyncAcquire(PreparedAcquireMethods):
 
     acquire.__doc__ = PermitMethods.acquire.__doc__
 
-    async def _return_permits(self, call: PreparedCall, task: asyncio.Task[Any]) -> None:
+    async def _return_permits(self, call: CachedCall, task: asyncio.Task[Any]) -> None:
         """Return the permits of a cancelled call, once its reply is there."""
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:

@@ -1,4 +1,4 @@
--- The functions of algorithms that only requests in a line need. They are made where one waits, or is to wait: see check.lua.
+-- The functions of algorithms that only requests in a line need. They are made where one waits, or is to wait: see check_all_limits.lua.
 --
 -- Uses algorithms, used, counts and counted, see algorithms.lua; NUMBER; CORRECTS.
 -- Gives, in the algorithms, join, reserve, and more, see lua/README.md; and look(limit, now, id): pass one for one limit: the bucket as
@@ -13,5 +13,5 @@ if used.token_bucket or used.leaky_bucket then
 --!include token_line.lua
 end
 if counts then
---!include counting_queue.lua
+--!include base_line.lua
 end
