@@ -32,7 +32,7 @@ class Along(NamedTuple):
     Attributes:
         keys: of their parking lots, in wire form.
         number: of these keys.
-        copies: for each lot the number of copies, and two values for each copy, see ``lua/filter_copies_and_acquire.lua``.
+        copies: for each lot the number of copies, and two values for each, see ``lua/filter_copies_and_acquire.lua``.
         places: for each request its position among the copies, from 1; 0: it is no copy.
     """
 
@@ -54,9 +54,8 @@ class CopyReporter:
 
     def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> set[tuple[Bucket, str]]:
         """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
-        _, reply = self._scripts.of_lots(
-            "filter_copies_and_acquire", list(copies_of), *(0, 0, 0, 0), *_arguments(copies_of)
-        )
+        arguments = 0, 0, 0, 0, *_arguments(copies_of)
+        _, reply = self._scripts.of_lots("filter_copies_and_acquire", list(copies_of), *arguments)
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
 
