@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
-from ..errors import STORE_TROUBLES, RateLimitError
+from ..errors import STORE_TROUBLES, RateLimitError, StoreFull
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..observing import Asked
@@ -104,7 +104,7 @@ class SyncAcquire(PermitMethods):
         try:
             reply = self._asker.store(self._asker.link.exchange, warm.command)
         except RateLimitError as error:
-            if isinstance(error.__cause__, NoScriptError):
+            if isinstance(error, StoreFull) or isinstance(error.__cause__, NoScriptError):
                 return self._run(self._acquire(warm.demands, 0.0))
             if counting is not None and isinstance(error, STORE_TROUBLES):
                 note_lost(counting.counter, warm.demands)

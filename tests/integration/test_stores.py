@@ -270,7 +270,6 @@ def test_what_was_a_master_is_left_when_it_becomes_a_replica(server: EmbeddedSer
 
 #: What makes a store refuse requests, and not a ``PING``.
 REFUSALS: dict[str, tuple[list[Any], list[Any]]] = {
-    "OOM": (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]),
     "NOREPLICAS": (["CONFIG", "SET", "min-replicas-to-write", "1"], ["CONFIG", "SET", "min-replicas-to-write", "0"]),
     "READONLY": (["REPLICAOF", "127.0.0.1", "1"], ["REPLICAOF", "NO", "ONE"]),
     "NOPERM": (["ACL", "SETUSER", "default", "-set"], ["ACL", "SETUSER", "default", "+set"]),
@@ -300,7 +299,7 @@ def test_a_probe_meets_what_requests_meet(refusing: tuple[EmbeddedServer, Any]) 
     assert limiter.acquire(SPREAD).allowed
 
 
-@pytest.mark.parametrize("refusing", [pytest.param("OOM", marks=pytest.mark.slow), "a pause"], indirect=True)
+@pytest.mark.parametrize("refusing", [pytest.param("NOREPLICAS", marks=pytest.mark.slow), "a pause"], indirect=True)
 def test_an_outage_is_over_when_requests_are_served(
     server: EmbeddedServer, store: redis.Redis, refusing: tuple[EmbeddedServer, Any], tmp_path: Path
 ) -> None:
@@ -321,12 +320,12 @@ def test_an_outage_is_over_when_requests_are_served(
 
 def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store: Cluster) -> None:
     for client in cluster_store.clients:
-        client.config_set("maxmemory", "1")
+        client.config_set("min-replicas-to-write", "1")
         try:
             with pytest.raises(StoreUnavailable):
                 on_cluster._asker.probe()
         finally:
-            client.config_set("maxmemory", "0")
+            client.config_set("min-replicas-to-write", "0")
         on_cluster._asker.probe()
 
 
