@@ -25,11 +25,7 @@ def memory_warning(used: int, most: int) -> str:
 
 
 class StoreMemory:
-    """The memory of the store, as one worker knows it. Each of the others is thought to park as much as this one.
-
-    Attributes:
-        is_full: throttled tasks stay at the broker.
-    """
+    """The memory of the store, as one worker knows it. Each of the others is thought to park as much as this one."""
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog, self.is_full = backlog, False

@@ -110,9 +110,9 @@ class StoreRunner:
             said = self.store(partial(self.client.info, "memory", **nodes))
         except StoreMisconfigured:  # its user may not ask
             return 0, 0
-        each = list(said.values()) if "used_memory" not in said else [said]
-        found = [(int(one["used_memory"]), int(one["maxmemory"])) for one in each if int(one.get("maxmemory", 0))]
-        return max(found, key=lambda pair: pair[0] / pair[1], default=(0, 0))
+        each = [said] if "maxmemory" in said else said.values()
+        found = [(int(one["used_memory"]), int(one["maxmemory"])) for one in each]
+        return max(found, key=lambda pair: pair[0] / pair[1] if pair[1] else 0.0)
 
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""

@@ -29,7 +29,7 @@ from ..store_calls.tuning import THREADS
 from .limit_status import overview, standings_of
 from .task_lookup import PATIENCE
 
-__all__ = ["InformationalFinding", "check_memory", "check_settings", "check_store", "check_workers"]
+__all__ = ["InformationalFinding", "check_settings", "check_store", "check_workers"]
 
 #: Seconds by which a worker's clock may differ from the store's, beside the time of the question.
 CLOCK_SKEW = 2.0
@@ -73,7 +73,8 @@ def check_store(app: Celery) -> Iterator[str]:
     limiter, used = limiter_of(app), owners_of(app)
     try:
         yield from limiter.check_store()
-        yield from check_memory(app)
+        if full := memory_warning(*backlog_of(app).memory()):
+            yield full
         if any(isinstance(each.limit, Limit) for each in used.values()) and backlog_of(app).can_park:
             yield from _check_persistence(app)
         yield from _check_publish_failures(app)
@@ -90,12 +91,6 @@ def check_store(app: Celery) -> Iterator[str]:
         yield f"the store at {where} does not answer: {error.__cause__ or error}"
     except ConfigurationError as error:  # a worker would not start either
         yield str(error)
-
-
-def check_memory(app: Celery) -> Iterator[str]:
-    """Whether the store has no memory for more parked tasks."""
-    if warning := memory_warning(*backlog_of(app).memory()):
-        yield warning
 
 
 def _check_publish_failures(app: Celery) -> Iterator[str]:

@@ -29,8 +29,6 @@ _FAIR = re.compile(r"^--!fair (\w+\.lua\n)", re.MULTILINE)
 #: The first write of a script that runs though the store is full. Redis refuses a script at its first write if that
 #: write may take memory. Behind one that takes none it refuses no write, also if the first one has changed nothing.
 _THOUGH_FULL = "redis.pcall('ZREM', KEYS[1], '\\0')\n"
-#: Scripts that take memory for long. A full store refuses these; the other scripts free memory, or need little of it.
-_TAKE_MEMORY = ("park",)
 
 
 @cache
@@ -133,8 +131,8 @@ class Script:
             return link.evaluate(self._though_full(error), keys, values, pieces)
 
     def _though_full(self, error: ResponseError) -> str:
-        """The source that a store runs which has refused the script because it is full; other errors are raised."""
-        if self.name in _TAKE_MEMORY or not is_full(error):
+        """The source that a full store runs. Only parking takes memory for long: it, and other errors, are refused."""
+        if self.name == "park" or not is_full(error):
             raise error
         return _THOUGH_FULL + self.source
 

@@ -318,6 +318,18 @@ def test_an_outage_is_over_when_requests_are_served(
         assert fleet.log().count("store is back") == 1
 
 
+def test_the_fullest_node_of_a_cluster_tells(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    assert on_cluster._asker.memory()[1] == 0
+    cluster_store.clients[1].config_set("maxmemory", "1gb")
+    cluster_store.clients[2].config_set("maxmemory", "2gb")
+    try:
+        used, most = on_cluster._asker.memory()
+        assert (0 < used < 2**28, most) == (True, 2**30)
+    finally:
+        for client in cluster_store.clients:
+            client.config_set("maxmemory", "0")
+
+
 def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store: Cluster) -> None:
     for client in cluster_store.clients:
         client.config_set("min-replicas-to-write", "1")
