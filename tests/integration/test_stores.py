@@ -330,6 +330,25 @@ def test_the_fullest_node_of_a_cluster_tells(on_cluster: Limiter, cluster_store:
             client.config_set("maxmemory", "0")
 
 
+def test_a_full_cluster_holds_limits(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    hourly = [Limit("1/h", burst=5, name=name) for name in ("a", "b", "c")]
+
+    async def acquire() -> bool:
+        async with AsyncLimiter.from_url(cluster_store.url, counts=False) as other:
+            return (await other.acquire(hourly)).allowed
+
+    for client in cluster_store.clients:
+        client.config_set("maxmemory", "1")
+    try:
+        on_cluster._asker.probe()
+        assert [on_cluster.acquire(hourly).allowed for _ in range(4)] == [True] * 4
+        assert asyncio.run(acquire())
+        assert not on_cluster.acquire(hourly).allowed
+    finally:
+        for client in cluster_store.clients:
+            client.config_set("maxmemory", "0")
+
+
 def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store: Cluster) -> None:
     for client in cluster_store.clients:
         client.config_set("min-replicas-to-write", "1")
