@@ -13,6 +13,7 @@ __all__ = [
     "ConfigurationError",
     "ImpossibleRequest",
     "RateLimitError",
+    "StoreFull",
     "StoreMisconfigured",
     "StoreUnavailable",
     "Throttled",
@@ -99,6 +100,10 @@ class Throttled(RateLimitError):
 
 class StoreUnavailable(RateLimitError):
     """The limiter's store did not answer, or answered that it cannot serve; the cause is chained."""
+
+
+class StoreFull(StoreUnavailable):
+    """The store has reached its ``maxmemory``, and has refused a script; nothing was written."""
 
 
 class StoreMisconfigured(ConfigurationError):

@@ -54,6 +54,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
         local attempts = id .. '\0' .. token
         if tonumber(call('HGET', VALID_COPY, attempts) or 0) > attempt then return 'empty', 0 end
         if attempt > 0 then
+            call('HDEL', VALID_COPY, attempts) -- the first write takes no memory: a store that is full does not refuse it
             call('HSET', VALID_COPY, attempts, int(attempt))
             call('PEXPIRE', VALID_COPY, int(ceil(MEMORY_US / 1000)))
         end

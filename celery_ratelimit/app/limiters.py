@@ -12,7 +12,7 @@ from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from .kept import kept
 from .plan import AppLimits, goes_by
-from .settings import Settings, forks_apart, settings_of, store_options
+from .settings import Settings, forks_apart, settings_of
 
 if TYPE_CHECKING:
     from ..limiter.async_limiter import AsyncLimiter
@@ -38,9 +38,8 @@ def _make(kind: Any, app: Celery) -> Any:
     settings: Settings = settings_of(app)
     if settings.in_memory and current_process().name != "MainProcess":
         raise forks_apart(settings.url)
-    options = store_options(app, settings.url)
     limiter = kind.from_url(
-        settings.url, quotas=settings.quotas, prefix=settings.prefix, counts=settings.counts, **options
+        settings.url, quotas=settings.quotas, prefix=settings.prefix, counts=settings.counts, **settings.options
     )
     limiter._reader.others = _others(app)
     limiter._reader.goes_by = lambda: goes_by(app)

@@ -73,6 +73,11 @@ class Plan:
             limit.method == "leaky_bucket" and getattr(limit, "capacity", None) is not None for limit in self.limits
         )
 
+    @cached_property
+    def waiting(self) -> Plan:
+        """The same plan for a store that is full: throttled tasks stay at the broker."""
+        return replace(self, policy=replace(self.policy, throttle="wait"))
+
     def alone(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The deduplication key of a call, of which one waits at a time; empty: all calls may wait.
 
@@ -262,8 +267,7 @@ def limits_of_app(app: Any) -> dict[str, AnyLimit]:
     settings = settings_of(app)
     limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
     for task in list(app.tasks.values()):
-        plan = make_plan(task, "", settings)
-        limits += plan.limits if plan is not None else ()
+        limits += plan.limits if (plan := make_plan(task, "", settings)) is not None else ()
     _refuse_two_of_a_name([*settings.quotas.values(), *limits])
     return {limit.name: limit for limit in limits if limit.name is not None}
 

@@ -15,9 +15,9 @@ from ..errors import ConfigurationError
 from ..limits.any_limit import MISSING_KEY, AnyLimit, check_quota
 from ..limits.specs import limit_of, named
 from ..store.keys import DEFAULT_PREFIX
-from ..store.url import SCHEMES, is_sentinel
 from ..store.url_text import without_password
 from .kept import kept
+from .store_address import store_address
 
 __all__ = [
     "Settings",
@@ -26,7 +26,6 @@ __all__ = [
     "limits_of",
     "named",
     "settings_of",
-    "store_options",
 ]
 
 ON_STORE_ERROR = ("defer", "allow", "local", "raise")
@@ -34,6 +33,7 @@ ON_STORE_ERROR = ("defer", "allow", "local", "raise")
 #: The defaults of all settings.
 DEFAULTS: dict[str, Any] = {
     "ratelimit_url": None,
+    "ratelimit_store_options": {},
     "ratelimit_quotas": {},
     "ratelimit_tasks": {},
     "ratelimit_queues": {},
@@ -49,16 +49,13 @@ DEFAULTS: dict[str, Any] = {
 
 _HARMLESS = set(string.ascii_letters + string.digits + ".-_")
 
-#: Celery's transport options about Sentinels.
-_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
-
 
 @dataclass(frozen=True)
 class Settings:
     """The checked settings of one app.
 
     Attributes:
-        url: the limiter's store.
+        url, options: the limiter's store, and the options of its client.
         quotas: limits by name.
         tasks: limits by task name or pattern, as written; each matching task has its own bucket of an unnamed limit.
         queues: limits by queue.
@@ -80,6 +77,7 @@ class Settings:
     prefix: str
     return_queue: str
     fleet: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     missing_key: str = "error"
     orphans_after: float = 60.0
     observers: tuple[Any, ...] = ()
@@ -168,12 +166,14 @@ def _read(app: Celery) -> Settings:
     counts = value["ratelimit_counts"]
     if not isinstance(counts, bool):
         raise ConfigurationError(f"ratelimit_counts={counts!r} must be True or False")
+    url, options = store_address(app, value["ratelimit_url"], value["ratelimit_store_options"])
     return Settings(
         counts=counts,
         observers=tuple(observers),
         fleet=fleet or "",
         orphans_after=float(orphans_after),
-        url=_url(app, value["ratelimit_url"]),
+        url=url,
+        options=options,
         quotas=quotas,
         tasks=tasks,
         queues=queues,
@@ -231,45 +231,6 @@ def has_limits(app: Celery) -> bool:
     if any(name in DEFAULTS or not written.isupper() for written, name in _written(app)):
         return True
     return any(getattr(task, "limits", None) is not None for task in list(app.tasks.values()))
-
-
-def _url(app: Celery, configured: Any) -> str:
-    if configured is not None:
-        if not isinstance(configured, str) or not (_is_store(configured) or configured.startswith("memory://")):
-            raise ConfigurationError(
-                f"ratelimit_url={without_password(repr(configured))} is not the URL of a Redis or Valkey store: "
-                "it must look like 'redis://host:6379/0' (or rediss://, unix://, sentinel://, redis+cluster://, "
-                "valkey://, memory:// in tests)"
-            )
-        return configured
-    for candidate in (app.conf.broker_url, app.conf.result_backend):
-        several = ";".join(map(str, candidate)) if isinstance(candidate, (list, tuple)) else str(candidate or "")
-        if is_sentinel(several):
-            if "master_name" in store_options(app, several) or "service_name=" in several:
-                return several
-        elif _is_store(several):
-            return several.split(";")[0]
-    raise ConfigurationError(
-        "neither the broker nor the result backend is a Redis, so the limits need a store of their own: "
-        "set ratelimit_url, for example to 'redis://localhost:6379/0'"
-    )
-
-
-def _is_store(url: str) -> bool:
-    scheme, separator, _ = url.partition("://")
-    return bool(separator) and scheme in SCHEMES
-
-
-def store_options(app: Celery, url: str) -> dict[str, Any]:
-    """Celery's transport options for a URL of Sentinels: the broker's; what they lack, the result backend's."""
-    if not is_sentinel(url):
-        return {}
-    options: dict[str, Any] = {}
-    for transport in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
-        for name in _SENTINEL_OPTIONS:
-            if transport and name in transport:
-                options.setdefault(name, transport[name])
-    return options
 
 
 def forks_apart(url: str) -> ConfigurationError:

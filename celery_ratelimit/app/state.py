@@ -13,7 +13,7 @@ from ..store import url
 from ..store.health import is_no_store
 from ..store.url_text import without_password
 from .kept import is_kept, kept
-from .settings import settings_of, store_options
+from .settings import settings_of
 
 __all__ = ["check_store", "check_url", "leases_of", "limiter_of"]
 
@@ -40,7 +40,7 @@ def check_url(app: Celery) -> None:
     settings = settings_of(app)
     if not settings.in_memory:
         try:
-            url.check_url(settings.url, **store_options(app, settings.url))
+            url.check_url(settings.url, **settings.options)
         except ConfigurationError as error:
             raise ConfigurationError(f"ratelimit_url={without_password(settings.url)!r}: {error}") from error
 

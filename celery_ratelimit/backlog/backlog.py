@@ -70,6 +70,10 @@ class Backlog:
         """Whether tasks are parked: the store is not in memory, and no test has switched it off."""
         return not self._asker.is_fake and not hasattr(self._asker.client, "clock")
 
+    def memory(self) -> tuple[int, int]:
+        """See :meth:`StoreRunner.memory`."""
+        return self._asker.memory() if self.can_park else (0, 0)
+
     def bell(self) -> Bell:
         """The bell that rings when a limit without parked tasks gets its first ones."""
         return Bell(self._asker.client, self._asker.prefix)

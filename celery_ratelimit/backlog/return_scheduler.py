@@ -17,7 +17,7 @@ from ..limiter.limit_request import LimitRequest
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from ..store_calls.outage import Outage
-from ..store_calls.store_calls import Asks, StoreCalls
+from ..store_calls.store_calls import Asks, StoreCalls, asked
 from ..store_calls.store_clock import StoreClock
 from . import tuning
 from .backlog import Backlog, ParkResult, PollResult, ToPark
@@ -27,6 +27,7 @@ from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
+from .store_memory import StoreMemory
 from .unattended_tasks import UnattendedTaskWatcher
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
@@ -42,6 +43,7 @@ class ReturnScheduler:
     Attributes:
         arrivals: messages that come back.
         occupied: buckets in which tasks are known to be parked.
+        memory: whether the store has memory for parked tasks.
         rescheduler: makes buckets due earlier after a change.
     """
 
@@ -67,6 +69,7 @@ class ReturnScheduler:
             worker, parking.register, self._unattended_watcher.report_now, self.rescheduler.recall
         )
         self.occupied = OccupiedBucketCache(limits)
+        self.memory = StoreMemory(parking)
         self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, GateRequest]] = deque()
         self._bell = parking.bell()
@@ -127,8 +130,9 @@ class ReturnScheduler:
         later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
-            for (held, _), result in zip(requests_of[bucket], said, strict=True):
+            for (held, each), result in zip(requests_of[bucket], said, strict=True):
                 if result.is_parked and not held.gone:
+                    self.memory.note_parked(len(each.message))
                     self._acknowledge(held, bucket, result.ahead)
                 elif result.outcome == "empty":
                     self.occupied.forget(bucket)
@@ -154,6 +158,7 @@ class ReturnScheduler:
         """Poll from now on."""
         if not self._polls.is_running:
             self._polls.begin(tuning.POLL_INTERVAL)
+            self._outage.ask(partial(asked, self.memory.look(is_idle=False)), None, quietly=True)
             if self.parking.can_park:
                 self._bell.listen()
             self._unattended_watcher.report_now()
@@ -190,6 +195,7 @@ class ReturnScheduler:
         """One poll. False: there is more to do, and time is up."""
         self._polled_at = time.monotonic()
         yield from self._heartbeat.report(is_idle=self.is_idle)
+        yield from self.memory.look(is_idle=self.is_idle)
         if time.monotonic() >= until:  # the store is far away
             return False
         self.rescheduler.begin()  # tasks may have been registered

@@ -45,6 +45,12 @@ REPORT_DELAY = 2.0
 #: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 s (ADR 19).
 REDELIVERY_LATE = 300.0
 
+#: Share of the store's ``maxmemory`` from which on no task is parked. The rest is for the returns of parked tasks, for
+#: tasks that are parked until workers notice, and for a broker in the same store.
+FULL = 0.9
+#: Bytes that a parked task takes beside its message (docs/operations.md).
+PARKED_BYTES = 300
+
 # -- Polls of one worker -----------------------------------------------------------------------------------------------
 
 #: Seconds between two polls: of a worker that finds tasks, of one parking lot, and of a store that is lost. With 0.2 a

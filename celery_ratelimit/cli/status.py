@@ -29,6 +29,8 @@ _GIVES_WAY = ("OLDEST", "QUEUED", "WAITING", "LEFT", "CODE", "DRAINS IN", "USED"
 @click.pass_context
 def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Show how the limits stand: rates, what is left, what waits, and when that is through."""
+    from ..backlog.backlog import backlog_of
+    from ..backlog.store_memory import memory_warning
     from ..operations.limit_status import overview
 
     found = overview(app_of(ctx), *names, force=force)
@@ -45,6 +47,8 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
                 click.echo(f"{plain(each.name)} is in shadow: {each.shadow_report}")
             for failure in each.failures:
                 click.echo(f"{plain(each.name)}: {plain(str(failure))}")
+        if full := memory_warning(*backlog_of(app_of(ctx)).memory()):
+            click.echo(f"Warning: {full}", err=True)
 
 
 @click.command()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
-from ..errors import STORE_TROUBLES, RateLimitError
+from ..errors import STORE_TROUBLES, RateLimitError, StoreFull
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..observing import Asked
@@ -135,8 +135,10 @@ class CachedAcquireBase(PermitMethods):
         return decision
 
     def _failed(self, call: CachedCall, error: RateLimitError) -> RateLimitError | None:
-        """The error to raise; ``None``: the store does not know the script yet."""
-        if isinstance(error.__cause__, NoScriptError):
+        """The error to raise; ``None``: make the call in the general way: its script is unknown yet, or the store is
+        full.
+        """
+        if isinstance(error, StoreFull) or isinstance(error.__cause__, NoScriptError):
             return None
         if self._counting is not None and isinstance(error, STORE_TROUBLES):
             note_lost(self._counting.counter, call.demands)

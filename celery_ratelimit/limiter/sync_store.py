@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis import Redis, RedisCluster
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..errors import RateLimitError, StoreUnavailable
+from ..errors import RateLimitError, StoreMisconfigured, StoreUnavailable
 from ..limits.decision import Decision
 from ..store.cluster import ClusterLink
 from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
@@ -102,6 +102,17 @@ class StoreRunner:
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
             self.run_script(self.core.scripts.check_permissions, *call_of([bucket_key(self.prefix, name, "", "probe")]))
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes in use, and ``maxmemory``, of a cluster's fullest node; zeros: it may not be asked, or has no bound."""
+        nodes = {"target_nodes": RedisCluster.PRIMARIES} if self.is_cluster else {}
+        try:
+            said = self.store(partial(self.client.info, "memory", **nodes))
+        except StoreMisconfigured:  # its user may not ask
+            return 0, 0
+        each = [said] if "maxmemory" in said else said.values()
+        found = [(int(one["used_memory"]), int(one["maxmemory"])) for one in each]
+        return max(found, key=lambda pair: pair[0] / pair[1] if pair[1] else 0.0)
 
     def check_store(self) -> list[str]:
         """See :meth:`Limiter.check_store`."""

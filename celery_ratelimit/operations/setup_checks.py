@@ -19,6 +19,7 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import backlog_of
+from ..backlog.store_memory import memory_warning
 from ..counts.figures import Stats
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.concurrency import Concurrency
@@ -72,6 +73,8 @@ def check_store(app: Celery) -> Iterator[str]:
     limiter, used = limiter_of(app), owners_of(app)
     try:
         yield from limiter.check_store()
+        if full := memory_warning(*backlog_of(app).memory()):
+            yield full
         if any(isinstance(each.limit, Limit) for each in used.values()) and backlog_of(app).can_park:
             yield from _check_persistence(app)
         yield from _check_publish_failures(app)

@@ -15,10 +15,10 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
+from ..errors import ConfigurationError, RateLimitError, StoreFull, StoreMisconfigured, StoreUnavailable
 from .refusals import clean, mend_of
 
-__all__ = ["STORE_ERRORS", "check_fitness", "is_no_store", "out_of_reach", "trouble"]
+__all__ = ["STORE_ERRORS", "check_fitness", "is_full", "is_no_store", "out_of_reach", "trouble"]
 
 #: The errors that a call to the store may raise. (Some of a cluster's errors are no RedisError.)
 STORE_ERRORS = (RedisError, RedisClusterException)
@@ -64,10 +64,16 @@ def trouble(error: Exception) -> RateLimitError:
         return out_of_reach(error, mend)
     code = _code(error)
     if code is None or code in _OUTAGES:
-        return StoreUnavailable(f"the limiter's store did not serve a request: {error}")
+        kind = StoreFull if code == "OOM" else StoreUnavailable
+        return kind(f"the limiter's store did not serve a request: {error}")
     text = str(error)
     shown = text if text.startswith(code) or code in ("ERR", "SINGLE") else f"{code} {text}"
     return StoreMisconfigured(f"the limiter's store refuses to serve ({shown}): {_MENDS.get(code, _OTHERWISE)}")
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the store has refused a write because it has reached its ``maxmemory``."""
+    return _code(error) == "OOM"
 
 
 def is_no_store(error: BaseException | None) -> bool:

@@ -14,9 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from ..errors import ConfigurationError
+from .health import is_full
 from .link import Link
 from .resp import bulk, unbulk
 
@@ -24,6 +25,10 @@ __all__ = ["Script", "load_source"]
 
 _INCLUDE = re.compile(r"^--!include (\w+)\.lua\n", re.MULTILINE)
 _FAIR = re.compile(r"^--!fair (\w+\.lua\n)", re.MULTILINE)
+
+#: The first write of a script that runs though the store is full. Redis refuses a script at its first write if that
+#: write may take memory. Behind one that takes none it refuses no write, also if the first one has changed nothing.
+_THOUGH_FULL = "redis.pcall('ZREM', KEYS[1], '\\0')\n"
 
 
 @cache
@@ -116,11 +121,20 @@ class Script:
                 so a call only joins pieces.
         """
         try:
-            if link.takes_bytes:
-                return link.exchange(self.command(keys, values, pieces))
-            return link.execute("EVALSHA", self.digest, keys, *unbulk(b"".join(pieces)))
-        except NoScriptError:
-            return link.evaluate(self.source, keys, values, pieces)
+            try:
+                if link.takes_bytes:
+                    return link.exchange(self.command(keys, values, pieces))
+                return link.execute("EVALSHA", self.digest, keys, *unbulk(b"".join(pieces)))
+            except NoScriptError:
+                return link.evaluate(self.source, keys, values, pieces)
+        except ResponseError as error:
+            return link.evaluate(self._though_full(error), keys, values, pieces)
+
+    def _though_full(self, error: ResponseError) -> str:
+        """The source that a full store runs. Only parking takes memory for long: it, and other errors, are refused."""
+        if self.name == "park" or not is_full(error):
+            raise error
+        return _THOUGH_FULL + self.source
 
     def command(self, keys: int, values: int, pieces: Sequence[bytes]) -> bytes:
         """A call in wire form, for a store that knows the script."""
@@ -129,9 +143,12 @@ class Script:
     async def awaited(self, link: Any, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         """Run the script on a link whose replies are awaited."""
         try:
-            return await link.exchange(self.command(keys, values, pieces))
-        except NoScriptError:
-            return await link.evaluate(self.source, keys, values, pieces)
+            try:
+                return await link.exchange(self.command(keys, values, pieces))
+            except NoScriptError:
+                return await link.evaluate(self.source, keys, values, pieces)
+        except ResponseError as error:
+            return await link.evaluate(self._though_full(error), keys, values, pieces)
 
 
 @cache

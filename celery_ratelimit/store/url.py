@@ -19,6 +19,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ..errors import ConfigurationError, StoreUnavailable
+from .credentials import with_provider
 from .health import STORE_ERRORS, out_of_reach, trouble
 from .refusals import mend_by_asking
 from .url_text import check_address, check_options, check_text, not_a_url, without_password
@@ -205,7 +206,7 @@ def _read(url: str, options: dict[str, Any], more: Collection[str] = ()) -> _Sto
     address, mark, query = rest.partition("?")
     for celerys, ours in _CELERYS:
         query = query.replace(celerys, ours)
-    rest = f"{address}{mark}{query}"
+    rest, options = with_provider(url, f"{address}{mark}{query}", options)
     timeouts = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": SOCKET_TIMEOUT}
     if scheme in _ONE:
         written = "unix" if scheme == "redis+socket" else scheme.replace("valkey", "redis")

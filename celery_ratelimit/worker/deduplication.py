@@ -47,7 +47,7 @@ class Deduplication:
     def may_run(self, pending: PendingRequest) -> bool:
         """Ask about a request. True also where the store does not answer."""
         # Of a task that is never parked there are no copies.
-        return not pending.parks or self._outage.ask(lambda: self._arrivals.may_run(pending), True)
+        return not pending.can_park or self._outage.ask(lambda: self._arrivals.may_run(pending), True)
 
     def ends(self, pending: PendingRequest) -> bool:
         """Ask about a request, and end it if another copy may run. Returns whether it has ended."""
@@ -63,7 +63,7 @@ class Deduplication:
         The script for a lease does not.
         """
         if pending.duplicate_checked or (
-            pending.parks and not pending.plan.leased and self._arrivals.asks_along(pending)
+            pending.can_park and not pending.plan.leased and self._arrivals.asks_along(pending)
         ):
             return False
         return self.ends(pending)

@@ -148,9 +148,11 @@ class Gate:
         if plan is None:
             self._pool_scheduler.admit(request, queue, next(self._numbers))
             return
+        can_park, returned = self._attendant.may_park(plan), requests.was_throttled(request)
+        if can_park and not returned and self._attendant.memory.is_full:
+            plan = plan.waiting
         demands, shadow = self._asker.shadows.split(every)
         now, max_hold = monotonic(), self.worker.broker.max_hold
-        returned = requests.was_throttled(request)
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
         old = not returned and plan.policy.throttle == "wait" and requests.delivery_age(request) > max_hold
         until = now if old else now + max_hold
@@ -159,7 +161,7 @@ class Gate:
         pending = PendingRequest(
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
-        pending.parks, pending.coalesce_key, pending.shadow = self._attendant.may_park(plan), alone, shadow
+        pending.can_park, pending.coalesce_key, pending.shadow = can_park, alone, shadow
         if self._deduplication.ends_coalesced(pending):
             return
         if not demands:

@@ -20,7 +20,7 @@ from .._celery import Worker
 from ..backlog.backlog import ParkResult, ToPark
 from ..backlog.messages import Bucket
 from ..backlog.return_scheduler import ReturnScheduler
-from ..errors import StoreMisconfigured
+from ..errors import StoreFull, StoreMisconfigured
 from ..limiter.limit_request import LimitRequest
 from ..store_calls.outage import NotAsked, Outage
 from ..store_calls.store_calls import Reply, StoreCalls
@@ -206,6 +206,9 @@ class ParkingBatch:
     ) -> None:
         if self._in_flight is part:
             self._in_flight = ()
+        if isinstance(reply.error, StoreFull):
+            on_end(_ask(self._stay(part)))
+            return
         ended: Sequence[PendingPark] = part
         try:
             results_of = self._outage.hear(reply.get, None)
@@ -224,6 +227,15 @@ class ParkingBatch:
             else:
                 ended = self._hold(part, was_sent=not isinstance(reply.error, NotAsked))
         on_end(_ask(ended))
+
+    def _stay(self, part: Sequence[PendingPark]) -> list[PendingPark]:
+        """The store is full: requests that may be parked are parked again, alone. Returns the others, which ask."""
+        self._attendant.memory.note(1, 1)
+        self._waiting[:0] = [park.repeated(alone=True) for park in part if park.may_be_parked]
+        stay = [park for park in part if not park.may_be_parked]
+        for park in stay:
+            park.pending.plan = park.pending.plan.waiting
+        return stay
 
     def _hold(self, part: Sequence[PendingPark], *, was_sent: bool) -> list[PendingPark]:
         """No reply came: hold the requests that may be parked, to park them again. Returns the others."""

@@ -41,7 +41,7 @@ class PendingRequest:
         outside_prefetch: it does not count against the prefetch.
         state, at: its state, and the time that belongs to it.
         permit_at_us: when its permit is good, in microseconds by the store's clock; 0: it has none.
-        parks: its task may wait in the store; else it returns to the broker, on a countdown to its slot.
+        can_park: its task may wait in the store, so there may be copies of its message.
         duplicate_checked: this copy may run; that is asked when it asks for its permit, or is parked.
         reserved_for: the time of its slot, if it came back for one; 0.0: unknown.
         not_before: it asks no sooner, so that requests that come until then ask with it.
@@ -65,7 +65,7 @@ class PendingRequest:
     returned: bool
     not_before: float = 0.0
     reserved_for: float = 0.0
-    parks: bool = False
+    can_park: bool = False
     duplicate_checked: bool = False
     outside_prefetch: bool = False
     state: State = State.QUEUED
@@ -92,6 +92,11 @@ class PendingRequest:
     @property
     def gone(self) -> bool:
         return self.state is State.GONE
+
+    @property
+    def parks(self) -> bool:
+        """Whether its task waits in the store, if it is throttled; else it waits at the broker."""
+        return self.can_park and self.plan.parks
 
     @property
     def waits_in_worker(self) -> bool:

@@ -145,6 +145,8 @@ class LimitQueue:
         """
         if not is_new:
             self._take_out(pending)
+        elif pending.has_reservation:  # its turn may be before that of a new request that waits here
+            self.next_acquire = min(self.next_acquire, pending.not_before)
         pending.state, pending.has_reservation = State.QUEUED, pending.has_reservation or has_reservation
         if first:
             self.asking(pending).appendleft(pending)

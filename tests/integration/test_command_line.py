@@ -641,3 +641,13 @@ def test_the_celery_command_completes_names() -> None:
     script = "import sys; sys.argv = ['celery']; from celery.__main__ import main; main()"
     found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
     assert found.stdout == "plain,stripe\n", found.stderr
+
+
+def test_a_store_without_room_for_tasks_is_a_line(run: Run, app: Celery, store: redis.Redis) -> None:
+    try:
+        store.config_set("maxmemory", store.info("memory")["used_memory"] + 1000)
+        for arguments in (["check", "--fleet"], ["status"]):
+            assert "of its maxmemory, so no task is parked" in run(*arguments).output
+    finally:
+        store.config_set("maxmemory", 0)
+    assert "of its maxmemory" not in run("status").output

@@ -270,7 +270,6 @@ def test_what_was_a_master_is_left_when_it_becomes_a_replica(server: EmbeddedSer
 
 #: What makes a store refuse requests, and not a ``PING``.
 REFUSALS: dict[str, tuple[list[Any], list[Any]]] = {
-    "OOM": (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]),
     "NOREPLICAS": (["CONFIG", "SET", "min-replicas-to-write", "1"], ["CONFIG", "SET", "min-replicas-to-write", "0"]),
     "READONLY": (["REPLICAOF", "127.0.0.1", "1"], ["REPLICAOF", "NO", "ONE"]),
     "NOPERM": (["ACL", "SETUSER", "default", "-set"], ["ACL", "SETUSER", "default", "+set"]),
@@ -300,7 +299,7 @@ def test_a_probe_meets_what_requests_meet(refusing: tuple[EmbeddedServer, Any]) 
     assert limiter.acquire(SPREAD).allowed
 
 
-@pytest.mark.parametrize("refusing", [pytest.param("OOM", marks=pytest.mark.slow), "a pause"], indirect=True)
+@pytest.mark.parametrize("refusing", [pytest.param("NOREPLICAS", marks=pytest.mark.slow), "a pause"], indirect=True)
 def test_an_outage_is_over_when_requests_are_served(
     server: EmbeddedServer, store: redis.Redis, refusing: tuple[EmbeddedServer, Any], tmp_path: Path
 ) -> None:
@@ -319,14 +318,45 @@ def test_an_outage_is_over_when_requests_are_served(
         assert fleet.log().count("store is back") == 1
 
 
-def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store: Cluster) -> None:
+def test_the_fullest_node_of_a_cluster_tells(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    assert on_cluster._asker.memory()[1] == 0
+    cluster_store.clients[1].config_set("maxmemory", "1gb")
+    cluster_store.clients[2].config_set("maxmemory", "2gb")
+    try:
+        used, most = on_cluster._asker.memory()
+        assert (0 < used < 2**28, most) == (True, 2**30)
+    finally:
+        for client in cluster_store.clients:
+            client.config_set("maxmemory", "0")
+
+
+def test_a_full_cluster_holds_limits(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    hourly = [Limit("1/h", burst=5, name=name) for name in ("a", "b", "c")]
+
+    async def acquire() -> bool:
+        async with AsyncLimiter.from_url(cluster_store.url, counts=False) as other:
+            return (await other.acquire(hourly)).allowed
+
     for client in cluster_store.clients:
         client.config_set("maxmemory", "1")
+    try:
+        on_cluster._asker.probe()
+        assert [on_cluster.acquire(hourly).allowed for _ in range(4)] == [True] * 4
+        assert asyncio.run(acquire())
+        assert not on_cluster.acquire(hourly).allowed
+    finally:
+        for client in cluster_store.clients:
+            client.config_set("maxmemory", "0")
+
+
+def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    for client in cluster_store.clients:
+        client.config_set("min-replicas-to-write", "1")
         try:
             with pytest.raises(StoreUnavailable):
                 on_cluster._asker.probe()
         finally:
-            client.config_set("maxmemory", "0")
+            client.config_set("min-replicas-to-write", "0")
         on_cluster._asker.probe()
 
 

@@ -468,7 +468,11 @@ class Bench:
         """The attendant's parts are all the same."""
         return self
 
-    register = occupied = parking
+    register = occupied = memory = parking
+    is_full = False
+
+    def note(self, used: int, most: int) -> None:
+        self.is_full = True
 
     @property
     def _asker(self) -> Any:

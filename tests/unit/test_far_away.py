@@ -204,6 +204,9 @@ class Lots:
 
     register = SimpleNamespace(workers=1)
 
+    def memory(self) -> tuple[int, int]:
+        return 0, 0
+
     def parts(self, buckets: Any) -> Any:
         return [list(buckets)]
 

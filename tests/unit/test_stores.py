@@ -18,6 +18,7 @@ from redis.sentinel import SentinelConnectionPool
 from celery_ratelimit import AsyncLimiter, ConfigurationError, StoreUnavailable
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.errors import StoreFull
 from celery_ratelimit.store import url as urls
 from celery_ratelimit.store.health import check_fitness, trouble
 from celery_ratelimit.store.url import async_client_of, client_of
@@ -268,7 +269,7 @@ MISCONFIGURED = [
 @pytest.mark.parametrize("error", OUTAGES, ids=lambda error: f"{type(error).__name__} {str(error)[:12]}")
 def test_what_may_be_over_in_a_moment_is_an_outage(error: Exception) -> None:
     made = trouble(error)
-    assert type(made) is StoreUnavailable
+    assert type(made) is (StoreFull if isinstance(error, exceptions.OutOfMemoryError) else StoreUnavailable)
     assert str(error) in str(made)
 
 

@@ -1,0 +1,168 @@
+"""While the store has no memory for more tasks, throttled tasks stay at the broker, as with ``throttle="wait"``."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit.backlog import store_memory, tuning
+from celery_ratelimit.backlog.store_memory import StoreMemory
+from celery_ratelimit.errors import StoreFull, StoreUnavailable
+from celery_ratelimit.store_calls.store_calls import asked
+from tests.unit.a_gate import Bench
+
+FULL = StoreFull("used memory > 'maxmemory'")
+MB = 2**20
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch, processes=4)
+
+
+def test_a_throttled_task_waits_here(bench: Bench) -> None:
+    bench.tats["r1"], bench.is_full = bench.now + 5.0, True
+    request = bench.come(bench.task("retry", "r1"))
+    bench.run(4.0)
+    assert (request.ends, bench.attempts) == ([], [])
+    bench.run(2.0)
+    assert request.ends == ["started"]
+
+
+def test_a_task_that_could_be_parked_behind_others_waits_here(bench: Bench) -> None:
+    bench.is_somebody_parked = bench.is_full = True
+    bench.tats["r1"] = bench.now + 5.0
+    request = bench.come(bench.task("retry", "r1"))
+    bench.run(1.0)
+    assert (request.ends, bench.attempts) == ([], [])
+
+
+def test_tasks_that_the_store_refuses_wait_here(bench: Bench) -> None:
+    """It is no outage: other calls are served."""
+    bench.tats["r1"], bench.is_somebody_parked = bench.now + 5.0, True
+    bench.at["park"] = [FULL]
+    requests = bench.together([bench.task("retry", "r1")] * 2)
+    assert ([request.ends for request in requests], bench.lost, bench.is_full) == ([[], []], False, True)
+    bench.run(6.0)
+    assert [request.ends for request in requests] == [["started"], ["started"]]
+    assert bench.attempts == [[0, 0]]
+
+
+def test_a_task_that_may_be_parked_already_is_parked_again(bench: Bench) -> None:
+    """The reply to the first call was lost: it must not start beside its parked copy. Alone it is not refused."""
+    bench.is_somebody_parked, bench.at["park"] = True, [StoreUnavailable("no answer")]
+    requests = bench.together([bench.task("retry", "r1")] * 2)
+    bench.at["park"] = [FULL]
+    bench.dedup_and_acquire()
+    assert [request.ends for request in requests] == [["parked"], ["parked"]]
+    assert bench.attempts == [[0, 0], [1, 1], [2], [2]]
+
+
+def test_a_task_that_returns_is_parked_again(bench: Bench) -> None:
+    """It has only just left its place."""
+    bench.tats["r1"], bench.is_full = bench.now + 5.0, True
+    request = bench.come(bench.task("retry", "r1"), returned=True)
+    assert request.ends == ["parked"]
+
+
+def test_other_ways_of_throttling_are_as_they_were(bench: Bench) -> None:
+    bench.tats["r1"], bench.is_full = bench.now + 5.0, True
+    assert bench.come(bench.task("fail", "r1")).ends == ["failed"]
+
+
+# -- What a worker knows -----------------------------------------------------------------------------------------------
+
+
+class Store:
+    """A store, as a backlog tells of it."""
+
+    used, most = 0, 0
+    asked = 0
+
+    def __init__(self, workers: int) -> None:
+        self.register = SimpleNamespace(workers=workers)
+
+    def memory(self) -> tuple[int, int]:
+        self.asked += 1
+        return self.used, self.most
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(store_memory, "monotonic", clock)
+    return clock
+
+
+def memory_of(store: Any) -> StoreMemory:
+    return StoreMemory(store)
+
+
+def test_nine_tenths_are_full(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(2)
+    memory = memory_of(store)
+    store.used, store.most = 89 * MB, 100 * MB
+    asked(memory.look(is_idle=False))
+    assert not memory.is_full
+    for _ in range(3):
+        clock.now += tuning.HEARTBEAT
+        store.used = 90 * MB
+        asked(memory.look(is_idle=False))
+        assert memory.is_full
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "the store has used 90% of its maxmemory" in record.message
+    assert "Raise maxmemory" in record.message
+
+
+def test_without_a_bound_it_is_never_full(clock: Clock) -> None:
+    store = Store(2)
+    store.used = 10**12
+    memory = memory_of(store)
+    asked(memory.look(is_idle=False))
+    memory.note_parked(10**12)
+    assert not memory.is_full
+
+
+def test_what_is_parked_between_two_looks_counts_for_every_worker(clock: Clock) -> None:
+    store = Store(10)
+    store.used, store.most = 89 * MB, 100 * MB
+    memory = memory_of(store)
+    asked(memory.look(is_idle=False))
+    memory.note_parked(MB // 20)
+    assert not memory.is_full
+    memory.note_parked(MB // 20)
+    assert memory.is_full
+
+
+def test_a_worker_at_rest_asks_only_until_there_is_room(clock: Clock) -> None:
+    store = Store(1)
+    memory = memory_of(store)
+    asked(memory.look(is_idle=True))
+    assert store.asked == 0
+    memory.note(1, 1)
+    assert memory.is_full
+    store.used, store.most = 10, 100
+    asked(memory.look(is_idle=True))
+    assert (memory.is_full, store.asked) == (False, 1)
+    asked(memory.look(is_idle=False))
+    assert store.asked == 1, "not twice within two seconds"
+
+
+def test_a_returning_task_is_not_kept_by_a_new_one_that_waits_here(bench: Bench) -> None:
+    """The turn of the new one is later, and both ask the same limit."""
+    bench.tats["r1"], bench.is_full = bench.now + 0.5, True
+    new = bench.come(bench.task("retry", "r1"))
+    bench.tats["r1"] = bench.now
+    returning = bench.come(bench.task("retry", "r1"), returned=True)
+    assert (new.ends, returning.ends) == ([], ["started"])

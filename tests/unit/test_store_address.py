@@ -1,0 +1,165 @@
+"""A store that is the broker or the result backend is reached as Celery reaches it."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis.credentials import UsernamePasswordCredentialProvider
+
+from celery_ratelimit import ConfigurationError
+from celery_ratelimit.app.limiters import async_limiter_of
+from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.app.state import check_url, limiter_of
+from celery_ratelimit.store.url import async_client_of, client_of
+
+TLS = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "/ca.pem"}
+PROVIDER = UsernamePasswordCredentialProvider("iam", "token")
+
+
+def make_app(broker: Any = "memory://", backend: Any = None, **conf: Any) -> Celery:
+    app = Celery("test", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(conf)
+    check_url(app)
+    return app
+
+
+def kwargs_of(app: Celery) -> dict[str, Any]:
+    """How the store's connections are made; the same for both limiters."""
+    pool, other = limiter_of(app).client.connection_pool, async_limiter_of(app).client.connection_pool
+    assert pool.connection_class.__name__ == other.connection_class.__name__
+    for name in ("ssl_ca_certs", "ssl_cert_reqs", "credential_provider", "username", "password", "client_name"):
+        assert pool.connection_kwargs.get(name) == other.connection_kwargs.get(name)
+    return {**pool.connection_kwargs, "kind": pool.connection_class.__name__}
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
+@pytest.mark.parametrize("place", ["broker", "backend"])
+def test_tls_of_celerys_settings(scheme: str, place: str) -> None:
+    url = f"{scheme}://host/1"
+    app = make_app(url, broker_use_ssl=TLS) if place == "broker" else make_app(None, url, redis_backend_use_ssl=TLS)
+    made = kwargs_of(app)
+    assert (made["kind"], made["ssl_ca_certs"], made["ssl_cert_reqs"]) == ("SSLConnection", "/ca.pem", "required")
+    assert (made["host"], made["db"]) == ("host", 1)
+
+
+@pytest.mark.parametrize("reqs", ["CERT_NONE", "none", ssl.CERT_NONE])
+def test_each_spelling_of_the_verification(reqs: Any) -> None:
+    assert kwargs_of(make_app("redis://host", broker_use_ssl={"ssl_cert_reqs": reqs}))["ssl_cert_reqs"] == "none"
+
+
+def test_tls_of_sentinels_master() -> None:
+    options = {"master_name": "limits"}
+    app = make_app("sentinel://one;sentinel://two", broker_transport_options=options, broker_use_ssl=TLS)
+    made = kwargs_of(app)
+    assert (made["kind"], made["ssl_ca_certs"]) == ("SentinelManagedSSLConnection", "/ca.pem")
+
+
+@pytest.mark.parametrize("tls", [True, False, None, {}])
+def test_without_options_of_tls_the_url_says(tls: Any) -> None:
+    assert kwargs_of(make_app("redis://host", broker_use_ssl=tls))["kind"] == "Connection"
+    assert kwargs_of(make_app("rediss://host", broker_use_ssl=tls))["kind"] == "SSLConnection"
+
+
+def test_only_the_settings_of_the_place_that_it_is_taken_from() -> None:
+    other = {"redis_backend_use_ssl": TLS, "result_backend_transport_options": {"client_name": "results"}}
+    made = kwargs_of(make_app("redis://host", "redis://results", **other))
+    assert (made["kind"], made.get("client_name")) == ("Connection", None)
+    made = kwargs_of(make_app("amqp://host", "redis://results", broker_use_ssl=TLS, **other))
+    assert (made["kind"], made["client_name"]) == ("SSLConnection", "results")
+
+
+def test_transport_options_that_are_the_clients() -> None:
+    options = {
+        "visibility_timeout": 5,
+        "global_keyprefix": "x",
+        "queue_order_strategy": "priority",
+        "max_connections": 3,
+        "socket_timeout": 7,
+        "socket_keepalive": True,
+        "health_check_interval": 9,
+        "client_name": "mine",
+    }
+    made = kwargs_of(make_app("redis://host", broker_transport_options=options))
+    assert (made["socket_timeout"], made["socket_keepalive"]) == (7, True)
+    assert (made["health_check_interval"], made["client_name"]) == (9, "mine")
+    made = kwargs_of(make_app("redis+socket:///run/redis.sock", broker_transport_options=options, broker_use_ssl=TLS))
+    assert (made["kind"], made["socket_timeout"]) == ("UnixDomainSocketConnection", 7)
+
+
+def test_user_and_password_of_the_result_backend() -> None:
+    conf = {"redis_username": "me", "redis_password": "secret"}
+    made = kwargs_of(make_app(None, "redis://results", **conf))
+    assert (made["username"], made["password"]) == ("me", "secret")
+    assert kwargs_of(make_app(None, "redis://:own@results", **conf))["password"] == "own"
+    assert "secret" not in repr(settings_of(make_app(None, "redis://results", **conf)))
+
+
+NAME = "tests.unit.test_store_address.Provider"
+
+
+class Provider(UsernamePasswordCredentialProvider):
+    def __init__(self) -> None:
+        super().__init__("iam", "token")
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend", "conf"),
+    [
+        (f"redis://me:secret@host/1?credential_provider={NAME}&socket_timeout=3", None, {}),
+        ("redis://host/1", None, {"broker_transport_options": {"credential_provider": PROVIDER}}),
+        (None, "redis://host/1", {"redis_backend_credential_provider": NAME, "redis_password": "old"}),
+        (None, "redis://:old@host/1", {"redis_backend_credential_provider": PROVIDER}),
+        (None, f"redis://host/1?credential_provider={NAME}", {}),
+        (None, None, {"ratelimit_url": "redis://host/1", "ratelimit_store_options": {"credential_provider": NAME}}),
+    ],
+)
+def test_a_credential_provider_logs_in(broker: str | None, backend: str | None, conf: dict[str, Any]) -> None:
+    app = make_app(broker or "memory://", backend, **conf)
+    pool = limiter_of(app).client.connection_pool
+    made = pool.connection_kwargs
+    assert (made["host"], made["db"], made.get("username"), made.get("password")) == ("host", 1, None, None)
+    assert pool.make_connection().credential_provider.get_credentials() == ("iam", "token")
+    assert async_limiter_of(app).client.connection_pool.make_connection().credential_provider is not None
+
+
+def test_a_credential_provider_of_sentinels_master_and_of_a_cluster() -> None:
+    url = "sentinel://:old@one;sentinel://two/0?service_name=limits"
+    for make in (client_of, async_client_of):
+        made = make(url, credential_provider=PROVIDER).connection_pool.connection_kwargs
+        assert (made["credential_provider"], made.get("password")) == (PROVIDER, None)
+    cluster = async_client_of("redis+cluster://me:old@one,two", credential_provider=PROVIDER)
+    assert cluster.connection_kwargs["credential_provider"] is PROVIDER
+    assert cluster.connection_kwargs.get("password") is None
+
+
+@pytest.mark.parametrize("name", ["nowhere.Provider", "tests.unit.test_store_address.Absent", "ssl"])
+def test_a_provider_that_there_is_not_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="credential_provider is not the name of a class"):
+        client_of(f"redis://host?credential_provider={name}")
+
+
+def test_a_url_of_its_own_has_options_of_its_own() -> None:
+    conf = {"broker_use_ssl": TLS, "ratelimit_url": "redis://limits", "ratelimit_store_options": {"client_name": "me"}}
+    made = kwargs_of(make_app("rediss://host", **conf))
+    assert (made["kind"], made["host"], made["client_name"]) == ("Connection", "limits", "me")
+    made = kwargs_of(make_app("rediss://host", **{**conf, "ratelimit_url": "rediss://host"}))
+    assert (made["kind"], made["ssl_ca_certs"]) == ("SSLConnection", "/ca.pem"), "it is the broker"
+
+
+def test_options_of_its_own_go_before_celerys() -> None:
+    conf = {"broker_transport_options": {"socket_timeout": 7}, "ratelimit_store_options": {"socket_timeout": 2}}
+    assert kwargs_of(make_app("redis://host", **conf))["socket_timeout"] == 2
+
+
+@pytest.mark.parametrize("options", [None, [], "socket_timeout=1", {1: 2}])
+def test_options_that_are_none(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ratelimit_store_options must be a mapping"):
+        make_app("redis://host", ratelimit_store_options=options)
+
+
+def test_an_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'socket_timout'; did you mean 'socket_timeout'"):
+        make_app("redis://host", ratelimit_store_options={"socket_timout": 1})
