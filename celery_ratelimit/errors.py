@@ -64,7 +64,8 @@ class ImpossibleRequest(RateLimitError, ValueError):
         cost = shown(self.cost)
         return (
             f"limit {self.limit!r} can never grant {cost} permits at once: it holds {self.capacity} at most. "
-            f"Raise its burst (or the count of its window) to at least {cost}, or lower the cost"
+            f"Raise its burst (the count of its window, the number of a Concurrency) to at least {cost}, "
+            "or lower the cost"
         )
 
 

@@ -33,6 +33,7 @@ from .limiter.limiter_base import LimiterBase
 from .limiter.operation import Operation
 from .limiter.permit_methods import PermitMethods
 from .limiter.script_operations import Operations
+from .limiter.shadow import KnownShadows
 from .limiter.sync_store import StoreRunner
 from .limits.decision import Decision
 from .store.script import Script
@@ -62,7 +63,7 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         for demand in demands:
             reply += [0, wait] if wait else [demand.size, 0]
         if script.name == "acquire_up_to":
-            reply.append(0 if wait else int(first[1]))
+            reply.append(0 if wait else min(int(first[1]), *[demand.size for demand in demands]))
         return reply
 
     def acquire(limiter: PermitMethods, demands: Any, max_wait: float | None) -> Operation[Decision]:
@@ -78,7 +79,8 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,
         (LimiterBase, "_counted"): lambda limiter, operation, demands, waits: operation,
-        (CachedAcquireBase, "_prepared"): lambda limiter, *call: None,
+        (CachedAcquireBase, "_cached"): lambda limiter, *call: limiter._general(*call),
+        (KnownShadows, "is_to_look"): lambda shadows, now: False,
         (LimiterBase, "_pass_by"): lambda limiter, shadow, users=(): None,
         (LimiterBase, "_correct"): lambda limiter, shadow, actual: None,
         (StoreRunner, "is_fake"): True,

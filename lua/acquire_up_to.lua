@@ -18,7 +18,9 @@ local CORRECTS = false -- see include/algorithms.lua
 -- Takes so many permits, or only says how many there may be. nil: there are fewer. A reply: there is none, or they are taken.
 local function try(permits, takes)
 --!include read_limits.lua
-    for i = 1, NUMBER do limits[i].cost = permits end
+    for i = 1, NUMBER do
+        if not limits[i].in_shadow then limits[i].cost = permits end
+    end
     local soonest, in_line, latest = now, '', now
 --!include check_all_limits.lua
 --!include reply.lua
@@ -42,7 +44,7 @@ if type(there) == 'string' then return there .. ' 0' end
 if type(there) ~= 'number' then return there end -- an error
 local permits, most, number = 1, there, there
 while permits < most do
-    if try(number) then permits = number else most = number - 1 end
+    if type(try(number)) == 'number' then permits = number else most = number - 1 end
     number = ceil((permits + most) / 2)
 end
 return try(permits, true) .. ' ' .. int(permits)

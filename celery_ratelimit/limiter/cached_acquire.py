@@ -32,6 +32,8 @@ __all__ = ["AsyncPermitMethods", "CachedAcquireBase", "SyncPermitMethods"]
 R = TypeVar("R")
 
 _ACQUIRE = PermitMethods.__dict__["acquire"].operation
+#: Kinds of ``limits`` that say the same at each call, and may be read twice; so does a limit.
+_REPEATABLE = (str, list, tuple)
 #: Calls that are kept prepared.
 _MOST = 1024
 
@@ -65,7 +67,7 @@ class CachedAcquireBase(PermitMethods):
         self._asker = asker
         self._calls: dict[Any, CachedCall | None] = {}
 
-    def _prepared(
+    def _cached(
         self,
         limits: Limits,
         key: str | None,
@@ -73,26 +75,49 @@ class CachedAcquireBase(PermitMethods):
         cost: int | None,
         priority: int | None,
         max_wait: float | None,
-    ) -> CachedCall | None:
-        """The prepared call; ``None``: this one takes more than a single script, or is invalid."""
-        if max_wait != 0 or priority is not None or not (cost is None or type(cost) is int):  # as keys, True is 1
-            return None
+    ) -> CachedCall | Operation[Decision]:
+        """The cached call; or the operation of a call that takes more than a single script, or is invalid."""
+        if (
+            max_wait != 0
+            or priority is not None
+            or not (cost is None or type(cost) is int)  # as keys, True and 1.0 are 1
+            or not (type(limits) in _REPEATABLE or isinstance(limits, AnyLimit))
+        ):
+            return self._general(limits, key, args, cost, priority, max_wait)
         if args is None:
             asked: Any = (tuple(limits) if type(limits) is list else limits, key, cost)
         else:
             asked = self._reader.plain(limits, key, cost, args)
+        call = None
         try:
             call = self._calls[asked]
         except KeyError:
             call = self._prepare(asked, asked if args is not None else self._reader.plain(limits, key, cost, None))
         except TypeError:  # not hashable, and so invalid
-            return None
-        if call is None or self._core.shadows.stored:
-            return None
-        for name, quota in call.quotas:
+            pass
+        for name, quota in call.quotas if call is not None else ():
             if self._reader.quotas.get(name) is not quota:
-                return self._prepare(asked, self._reader.plain(limits, key, cost, None))
-        return call
+                call = self._prepare(asked, self._reader.plain(limits, key, cost, None))
+                break
+        if call is not None and not self._core.shadows.stored:
+            return call
+        if args is not None:  # the arguments are read once
+            return self._acquire(self._reader.of_priority(asked, None), max_wait)
+        return self._general(limits, key, args, cost, priority, max_wait)
+
+    def _general(
+        self,
+        limits: Limits,
+        key: str | None,
+        args: Mapping[str, Any] | None,
+        cost: int | None,
+        priority: int | None,
+        max_wait: float | None,
+    ) -> Operation[Decision]:
+        operation: Operation[Decision] = _ACQUIRE(
+            self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait
+        )
+        return operation
 
     def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> CachedCall | None:
         """Prepare the call ``asked``, and keep it; ``None``: it does not take exactly one script.
@@ -163,12 +188,9 @@ class SyncPermitMethods(CachedAcquireBase):
         priority: int | None = None,
         max_wait: float | None = 0.0,
     ) -> Decision:
-        call = self._prepared(limits, key, args, cost, priority, max_wait)
-        if call is None:
-            decision: Decision = self._run(
-                _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
-            )
-            return decision
+        call = self._cached(limits, key, args, cost, priority, max_wait)
+        if not isinstance(call, CachedCall):
+            return self._run(call)
         try:
             reply = self._asker.store(self._asker.link.exchange, call.command)
         except RateLimitError as error:
@@ -199,11 +221,9 @@ class AsyncPermitMethods(CachedAcquireBase):
         priority: int | None = None,
         max_wait: float | None = 0.0,
     ) -> Decision:
-        call = self._prepared(limits, key, args, cost, priority, max_wait)
-        if call is None:
-            return await self._await(
-                _ACQUIRE(self, limits, key=key, args=args, cost=cost, priority=priority, max_wait=max_wait)
-            )
+        call = self._cached(limits, key, args, cost, priority, max_wait)
+        if not isinstance(call, CachedCall):
+            return await self._await(call)
         task = self._asker.start(self._asker.exchange(call.command))
         try:
             reply = await asyncio.shield(task)

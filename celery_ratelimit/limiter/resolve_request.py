@@ -157,6 +157,8 @@ class RequestResolver:
             raise ConfigurationError(
                 f"there is no quota named {shown(name)} (quotas: {known}){f'; {close}' if close else ''}"
             )
+        if not isinstance(limit, AnyLimit):
+            raise ConfigurationError(f"quota {name!r} is {shown(limit)}: add a Limit or a Concurrency, as Limit('5/s')")
         return limit if limit.name is not None else self._named(limit, name)
 
     def _found(self, name: str) -> AnyLimit | None:

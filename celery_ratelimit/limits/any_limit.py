@@ -22,7 +22,7 @@ def check_cost(name: str, cost: Any, most: int) -> int:
     if not is_number(cost) or cost != int(cost) or cost < 1:
         raise ConfigurationError(
             f"limit {name!r}: cost={shown(cost)} is not a whole number of permits of at least 1; "
-            "to charge fractions, scale the rate, the burst and every cost by the same factor"
+            "to charge fractions, multiply all numbers of the limit and every cost by the same factor"
         )
     if cost > most:
         raise ImpossibleRequest(name, int(cost), most)

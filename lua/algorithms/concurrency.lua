@@ -8,7 +8,8 @@
 -- A request of several places waits until as many are free at the same time. So that requests of fewer places do not take them one by
 -- one, the first of the requests that wait has its places set aside: others go if there are enough beside those. First is the one that
 -- waits for the longest, of those whose slots are near: it has one within a second while it goes on asking, so that nothing is kept
--- for a dead one for long. Where all requests take one place, nobody needs that, and nothing is noted.
+-- for a dead one for long. Where all requests take one place, nobody needs that, and nothing is noted. Nor is it done for a request of
+-- several limits: two of these might each have its places set aside in another limit, and both wait for ever. Others may overtake it.
 --
 -- extra      0
 -- state key: sorted set, member of a lease (see lease_sizes.lua) -> us at which it expires; member '' -> minus the mean time, in us, that
@@ -91,12 +92,8 @@ function concurrency.write(limit, now)
     if not limit.lease then return end
     local key, lease = limit.state_key, int(limit.lease)
     call('ZREMRANGEBYSCORE', key, '(0', int(now))
-    if limit.mine then
-        call('ZADD', key, lease, limit.member)
-    else
-        call('ZADD', key, lease, limit.member, int(-limit.joint), '\0')
-        limit.more = limit.more + limit.cost - 1
-    end
+    call('ZADD', key, lease, limit.member, int(-limit.joint), '\0')
+    if not limit.mine then limit.more = limit.more + limit.cost - 1 end
     if limit.more > 0 then call('ZADD', key, int(-limit.more), MORE) elseif limit.had_more then call('ZREM', key, MORE) end
     if limit.ordered then call('ZREM', key, mark_of(limit, limit.id), unpack(limit.gone)) end
     call('PEXPIRE', key, kept_ms(limit, now, call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2] + 0))
@@ -129,9 +126,7 @@ function concurrency.claim(limit, now, id, at)
     local is_new = not limit.owner
     counted.claim(limit, now, id, at)
     local key, mark = limit.state_key, mark_of(limit, id)
-    if limit.among and at > limit.grant + GRACE_US then -- it waits for another limit: no place is set aside for that long
-        if limit.ordered then call('ZREM', key, mark) end
-    elseif limit.cost > 1 or is_new and limit.ordered then
+    if not limit.among and (limit.cost > 1 or is_new and limit.ordered) then
         local newest = call('ZRANGE', key, '(-1', '(0', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
         local since = max(now, newest and -newest * 2^53 + 1 or now) -- one script may give slots to several
         call('ZADD', key, 'NX', format('%.17g', -since / 2^53), mark)

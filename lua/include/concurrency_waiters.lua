@@ -11,8 +11,9 @@
 --
 -- Uses places_of and add_places, see lease_sizes.lua. Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not
 -- wait; note_waiting(key, ear, id, turn); let_in(key, most, before, own, holds): in the order of their turns as many as wait for `most`
--- places are rung for, or have their places held, if `holds`: then `most` are free, and who waits for more is passed over; those that are
--- before `before` us, nil: all; but for `own`. Returns for how many places it has rung.
+-- places are rung for, or have their places held, if `holds`: then `most` are free; a caller that waits for more keeps its turn, and the
+-- free places as well if they are set aside for it (see concurrency.lua); those that are before `before` us, nil: all; but for `own`.
+-- Returns for how many places it has rung.
 local PASSED_BY = 16 -- lines whose workers are gone, in one script; the next one goes on with them
 local HELD_US = 1000000 -- a caller asks sooner: see limiter/blocking_acquire.py
 
@@ -38,7 +39,10 @@ local function let_in(key, most, before, own, holds)
         local id = holds and match(member, '^\1@ (.+)$')
         local places = places_of(member)
         if most <= 0 then break end
-        if (id or worker and worker .. '.' .. line ~= own) and not (holds and places > most) then
+        if holds and places > most then
+            local heavy = match(member, '^\1@ (.+)%z') -- a caller of several places, with a mark: see concurrency.lua
+            if heavy and call('ZSCORE', key, '\2' .. int(places) .. ' ' .. heavy) then break end
+        elseif id or worker and worker .. '.' .. line ~= own then
             call('ZREM', key, member)
             if id then
                 most = most - places

@@ -33,7 +33,7 @@ def test_bad_values_are_value_errors_too() -> None:
 def test_the_texts_name_the_limit_and_the_mend() -> None:
     assert str(ImpossibleRequest("api", 11, 10)) == (
         "limit 'api' can never grant 11 permits at once: it holds 10 at most. "
-        "Raise its burst (or the count of its window) to at least 11, or lower the cost"
+        "Raise its burst (the count of its window, the number of a Concurrency) to at least 11, or lower the cost"
     )
     used_up = str(Throttled("api", 0.5, 2.0))
     assert used_up.endswith("free in 0.500 s with what it has waited before, beyond max_wait=2 s"), (

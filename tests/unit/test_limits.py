@@ -157,7 +157,7 @@ def test_check_cost_tells_the_impossible_from_the_wrong() -> None:
     with pytest.raises(ImpossibleRequest) as caught:
         check_cost("api", 11, 10)
     assert (caught.value.limit, caught.value.cost, caught.value.capacity) == ("api", 11, 10)
-    with pytest.raises(ConfigurationError, match="scale the rate"):
+    with pytest.raises(ConfigurationError, match="multiply all numbers"):
         check_cost("api", 0.5, 10)
 
 
