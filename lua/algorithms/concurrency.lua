@@ -9,7 +9,8 @@
 -- one, the first of the requests that wait has its places set aside: others go if there are enough beside those. First is the one that
 -- waits for the longest, of those whose slots are near: it has one within a second while it goes on asking, so that nothing is kept
 -- for a dead one for long. Where all requests take one place, nobody needs that, and nothing is noted. Nor is it done for a request of
--- several limits: two of these might each have its places set aside in another limit, and both wait for ever. Others may overtake it.
+-- several limits, which takes places that are set aside as well: two of these might each be first in another limit, and both wait for
+-- ever. Others may overtake it.
 --
 -- extra      0
 -- state key: sorted set, member of a lease (see lease_sizes.lua) -> us at which it expires; member '' -> minus the mean time, in us, that
@@ -48,7 +49,7 @@ local function look_at_first(limit, now)
             limit.gone[#limit.gone + 1] = mark
         elseif slot - LATE_US <= now then
             -- A request that has a slot and no mark was there before the first request of several places.
-            local earlier = not limit.among and limit.id ~= '' and call('ZSCORE', limit.slots_key, limit.id)
+            local earlier = limit.id ~= '' and call('ZSCORE', limit.slots_key, limit.id)
                 and not call('ZSCORE', key, mark_of(limit, limit.id))
             local is_held = (call('ZSCORE', key, holder(id, places + 0)) or 0) - now > 0
             if not (earlier or is_held) then limit.aside = places + 0 end
@@ -63,7 +64,7 @@ function concurrency.read(limit, now)
     limit.held = (limit.raw or call('ZCOUNT', key, '(' .. int(now), '+inf')) + limit.more -- see fetch_state_and_config.lua
     limit.waiting = call('ZCARD', limit.slots_key) * limit.cost -- as if each took as many
     limit.aside, limit.leads, limit.ordered, limit.gone = 0, false, false, {}
-    if limit.waiting > 0 then look_at_first(limit, now) end
+    if limit.waiting > 0 and not limit.among then look_at_first(limit, now) end
 end
 
 function concurrency.earliest(limit, now, ahead, permits)
@@ -95,7 +96,7 @@ function concurrency.write(limit, now)
     call('ZADD', key, lease, limit.member, int(-limit.joint), '\0')
     if not limit.mine then limit.more = limit.more + limit.cost - 1 end
     if limit.more > 0 then call('ZADD', key, int(-limit.more), MORE) elseif limit.had_more then call('ZREM', key, MORE) end
-    if limit.ordered then call('ZREM', key, mark_of(limit, limit.id), unpack(limit.gone)) end
+    if limit.ordered or limit.among and limit.cost > 1 then call('ZREM', key, mark_of(limit, limit.id), unpack(limit.gone)) end
     call('PEXPIRE', key, kept_ms(limit, now, call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2] + 0))
 end
 
@@ -126,7 +127,9 @@ function concurrency.claim(limit, now, id, at)
     local is_new = not limit.owner
     counted.claim(limit, now, id, at)
     local key, mark = limit.state_key, mark_of(limit, id)
-    if not limit.among and (limit.cost > 1 or is_new and limit.ordered) then
+    if limit.among then
+        if limit.cost > 1 then call('ZREM', key, mark) end -- of take_due.lua, which knows one of its limits
+    elseif limit.cost > 1 or is_new and limit.ordered then
         local newest = call('ZRANGE', key, '(-1', '(0', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
         local since = max(now, newest and -newest * 2^53 + 1 or now) -- one script may give slots to several
         call('ZADD', key, 'NX', format('%.17g', -since / 2^53), mark)

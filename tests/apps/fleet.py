@@ -184,6 +184,11 @@ def patient_train(index: int, seconds: float, gpus: int) -> int:
     return occupy(index, seconds)
 
 
+@app.task(base=RateLimitedTask, limits=[GPUS, Concurrency(4, name="memory", cost="gpus", lease=10.0)])
+def train_in_memory(index: int, seconds: float, gpus: int) -> int:
+    return occupy(index, seconds)
+
+
 @app.task(base=RateLimitedTask, limits=Limit("1/h", key="{tenant}", missing_key="exempt"))
 def exempt(index: int, tenant: str | None = None) -> int:
     note(index)

@@ -43,3 +43,15 @@ def test_tasks_hold_no_more_permits_than_there_are(
         assert most_held(fleet.starts()) == LIMIT
         until(lambda: not store.zcount("ratelimit:v1:{gpus}::leases", 1, "+inf"), 20, "the release of every lease")
         assert store.zscore("ratelimit:v1:{gpus}::leases", "\0+") is None
+
+
+def test_tasks_of_two_limits_do_not_wait_for_each_other(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """Each takes all permits of both. With permits set aside for one task in each limit, all stood still."""
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start("-P", "threads", "-c", "4", number=2)
+        for turn in range(3):
+            for index in range(16):
+                fleet.send("train_in_memory", index, 0.05, LIMIT)
+            until(lambda turn=turn: fleet.started() == 2 * 16 * (turn + 1), 20, "the end of every task")
