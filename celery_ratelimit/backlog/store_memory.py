@@ -33,8 +33,9 @@ class StoreMemory:
         self._looked_at = self._warned_at = float("-inf")
 
     def note_parked(self, size: int) -> None:
-        """A message of that size was parked."""
-        self.note(self._used + (size + tuning.PARKED_BYTES) * self._backlog.register.workers, self._most)
+        """A message of that size was parked. A fleet counts as two workers at least."""
+        workers = max(2, self._backlog.register.workers)
+        self.note(self._used + (size + tuning.PARKED_BYTES) * workers, self._most)
 
     def look(self, *, is_idle: bool) -> Asks[None]:
         """Ask the store, if it is time to. A worker at rest does not ask, unless the store was full."""

@@ -195,7 +195,7 @@ class ArrivalBatch:
         """
         message, plan = pending.request.message, pending.plan
         if not pending.returned:
-            if self._occupied.lot_of(pending.demands) is not None:
+            if pending.parks and self._occupied.lot_of(pending.demands) is not None:
                 self._bulk_receive.request_more(message)
             elif plan.policy.throttle != "wait" or limit_queue.closed_until <= monotonic():
                 self.request_as_many_as_run(message, pending.request.task.name)

@@ -53,6 +53,7 @@ def test_parked_tasks_leave_a_store_that_is_full(server: EmbeddedServer, store: 
             client.set("more", b"x")
         for index in range(100, 140):
             fleet.send("retry", index, headers=LARGE)
+        fleet.start()
         starts = fleet.wait_for(140, 20)
         assert sorted(start.index for start in starts) == list(range(140))
         assert_never_over(fleet.permits(), 20)

@@ -40,6 +40,19 @@ def test_a_task_that_could_be_parked_behind_others_waits_here(bench: Bench) -> N
     assert (request.ends, bench.attempts) == ([], [])
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_messages_behind_a_task_are_received_only_to_be_parked(bench: Bench, *, full: bool) -> None:
+    """Else they would wait here, and no other worker could start them."""
+    more: list[Any] = []
+    bench.request_more = lambda message, most=0: more.append(message)  # type: ignore[method-assign]
+    bench.is_somebody_parked, bench.is_full, bench.tats["r1"] = True, full, bench.now + 5.0
+    bench.come(bench.task("retry", "r1"))
+    bench.run(0.1)
+    more.clear()
+    bench.come(bench.task("retry", "r1"))
+    assert bool(more) is not full
+
+
 def test_tasks_that_the_store_refuses_wait_here(bench: Bench) -> None:
     """It is no outage: other calls are served."""
     bench.tats["r1"], bench.is_somebody_parked = bench.now + 5.0, True
