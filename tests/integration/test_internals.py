@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import amqp
+import pydantic
 import pytest
 from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
+from celery.app import base
 from celery.app.task import Context
 from celery.apps import worker
 from celery.concurrency import eventlet, gevent, prefork
@@ -42,7 +44,7 @@ from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 from kombu.transport.redis import Transport as RedisTransport
 
-from celery_ratelimit._celery import requests
+from celery_ratelimit._celery import models_of, requests
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import consumer_classes
@@ -445,6 +447,20 @@ def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> 
     assert task.request.id is None
     announce = {line.strip() for line in source(request.Request._announce_revoked).splitlines()}
     assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
+
+
+def test_a_task_with_pydantic_makes_models_in_a_function_that_calls_another_one_by_name() -> None:
+    wrapper = source(base.pydantic_wrapper)
+    assert "returned_value = task_fun(*bound_args.args, **bound_args.kwargs)" in wrapper
+    assert "isinstance(returned_value, BaseModel)" in wrapper
+    assert base.__name__ == "celery.app.base"
+    assert "'__wrapped__': run" in source(Celery._task_from_fun)
+
+    def body(order: pydantic.RootModel[int]) -> None: ...
+
+    models = models_of(Celery(set_as_current=False).task(body, pydantic=True))
+    assert models is not None
+    assert models((7,), {}) == ((pydantic.RootModel[int](7),), {})
 
 
 def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:
