@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from celery import Task
+
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.rate import parse_rate
@@ -96,6 +98,12 @@ def _of_tasks(app: Any, settings: Settings, consumed: Collection[str]) -> Iterat
                 f"limits={task.limit!r}"
             )
         plan = make_plan(task, "", settings)
+        if task.Strategy != Task.Strategy and (plan is not None or settings.queues):
+            yield (
+                f"{where} has a Strategy of its own ({getattr(task.Strategy, '__qualname__', task.Strategy)}), so its "
+                "requests pass by the gate and no limit is applied to them. Take permits in its body: "
+                "limiter.permit(name, cost=len(requests), max_wait=None)"
+            )
         if plan is None:
             continue
         if task.rate_limit:
