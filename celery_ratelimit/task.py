@@ -13,7 +13,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
-from ._celery import PERMIT
+from ._celery import PERMIT, requests
 from ._celery.message_fields import priority_of
 from .app.kept import kept
 from .app.plan import Plan, plan_of
@@ -67,6 +67,9 @@ class RateLimitedMixin:
             with contextlib.suppress(*STORE_TROUBLES):  # the lease keeper tries again
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
+
+    def on_throttled_out(self, outcome: str, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called where a limit ends the task, which never runs; see ``signals.task_throttled_out``. Does nothing."""
 
     def settle(self, actual_cost: int | Mapping[str, int], *, limit: str | None = None) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
@@ -168,8 +171,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     if plan is None:
         return
     # A task that replaces this one (self.replace()) has the same id, and is received while this one runs.
-    nesting = request.replaced_task_nesting
-    own_id = f"{task_id}~{nesting}" if nesting else task_id
+    own_id = f"{task_id}~{nesting}" if (nesting := request.replaced_task_nesting) else task_id
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     try:
         limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
@@ -180,11 +182,9 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     wait, granted_at = 0.0, 0
     if demands:
         policy, now = plan.policy, time.monotonic()
-        lease_id = run if leased(demands) else ""
+        how = {"horizon": policy.inline_wait, "claim": policy.claim, "lease_id": run if leased(demands) else ""}
         try:
-            decision = limiter._asker.ask(
-                demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=lease_id
-            )
+            decision = limiter._asker.ask(demands, id=own_id, **how)
         except STORE_TROUBLES as error:
             leases.end(run, later=True, unconfirmed=demands)  # the reply may have been lost
             _count(task, queue, "store_error", demands)
@@ -242,7 +242,9 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
     logger.log(level, "Task %s[%s] %s", task.name, request.id, report)
     if report.what == "failed":
         raise report.error
-    if report.what != "dropped":
+    if report.what == "dropped":
+        requests.throttled_out(task, request, "dropped", report.reason)
+    else:
         task.signature_from_request(
             request,
             request.args,

@@ -224,9 +224,12 @@ class Gate:
         if request.worker_pid is None and not request.acknowledged:
             requests.fail(request, error)
 
-    def on_revoked(self, task: Any, context: Any) -> None:
-        """A task was revoked or has expired before it came here: its slot is free for others."""
+    def on_revoked(self, task: Any, context: Any, expired: bool) -> None:
+        """A task was revoked or has expired, here or before it came here: then its slot is free for others."""
         marker = marker_in_headers(vars(context))
+        if marker or self._queues.holds(context.id):
+            outcome = "expired" if expired else "revoked"
+            requests.throttled_out(task, context, outcome, f"{outcome} while it waited for a limit")
         if marker and not self._outage:  # else it was never sent back, so it has no slot
             queue = str(marker.get("queue"))
             self._resources.give_up_slot_of(lambda: self._limits.plan_of(task, queue), context, marker)

@@ -47,7 +47,7 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
             worker=worker,
             begin=lambda: None,
             close=lambda: None,
-            on_revoked=lambda task, request: heard.append(request),
+            on_revoked=lambda task, request, expired: heard.append(request),
         )
         step.start(consumer)
         task_revoked.send(sender=None, request="revoked")
