@@ -25,6 +25,7 @@ from typing import Any
 from celery.concurrency import prefork
 from celery.worker import state
 
+from .autoscaling import Autoscaling
 from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
@@ -54,6 +55,7 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
+        self.autoscaling = Autoscaling(consumer)
         publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = BulkAcknowledge(self.timers)
         self.bulk_receive = BulkReceive(broker)

@@ -122,6 +122,7 @@ class Gate:
         self._expirations = Expirations(worker, self._dispatch)
         self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._dispatch)
         worker.consumption.pause_while(self._scheduler.is_late)
+        worker.autoscaling.leave_out(pool_scheduler.waiting_for_limits)
 
     def _dispatch(self, queues: Iterable[LimitQueue] = ()) -> None:
         self._scheduler.dispatch(queues)

@@ -135,5 +135,11 @@ class PoolScheduler:
         """Seconds before its turn that a queue asks: more if a process is kept from unlimited requests for it."""
         return self.ahead() if self._unlimited else ACQUIRE_EARLY
 
+    def waiting_for_limits(self) -> int:
+        """Requests that would not start if there were more processes. Called by the thread of an autoscaler, too."""
+        queues = [self._queues.get(key) for key in list(self._queues.needing_process)]
+        would_start = sum((len(each) if each.permit_available else 1) for each in queues if each is not None)
+        return max(0, self._prefetch.limited - would_start)
+
     def clear(self) -> None:
         self._unlimited.clear()
