@@ -33,7 +33,7 @@ from ..store_calls.store_clock import StoreClock, read_time_us
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
 from .capacity import PoolCapacity
-from .concurrency import ConcurrencyLeases
+from .concurrency import END_POLL_INTERVAL, ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
 from .flow_control import ArrivalBatch, HeldRequests, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
@@ -123,6 +123,7 @@ class Gate:
         self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._dispatch)
         worker.consumption.pause_while(self._scheduler.is_late)
         worker.autoscaling.leave_out(pool_scheduler.waiting_for_limits)
+        worker.during_soft_shutdown(concurrency.release_in_soft_shutdown, END_POLL_INTERVAL)
 
     def _dispatch(self, queues: Iterable[LimitQueue] = ()) -> None:
         self._scheduler.dispatch(queues)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import amqp
+import billiard.pool
 import pydantic
 import pytest
 from amqp.abstract_channel import AbstractChannel
@@ -462,6 +463,14 @@ def test_a_task_with_pydantic_makes_models_in_a_function_that_calls_another_one_
     models = models_of(Celery(set_as_current=False).task(body, pydantic=True))
     assert models is not None
     assert models((7,), {}) == ((pydantic.RootModel[int](7),), {})
+
+
+def test_a_soft_shutdown_sleeps_and_the_pipe_of_a_process_says_that_its_task_has_ended() -> None:
+    assert "sleep(app.conf.worker_soft_shutdown_timeout)" in source(WorkController.wait_for_soft_shutdown)
+    handler = source(worker.on_cold_shutdown)
+    assert "worker.wait_for_soft_shutdown()" in handler
+    assert handler.index("wait_for_soft_shutdown") < handler.index("state.should_terminate = True")
+    assert "obj.outqR_fd = self.outq._reader.fileno()" in source(billiard.pool.Worker.contribute_to_object)
 
 
 def test_an_autoscaler_wants_a_process_for_each_request_and_looks_at_each_message() -> None:
