@@ -68,9 +68,6 @@ class RateLimitedMixin:
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
-    def on_throttled_out(self, outcome: str, task_id: str, args: Any, kwargs: Any) -> None:
-        """Called where a limit ends the task, which never runs; see ``signals.task_throttled_out``. Does nothing."""
-
     def settle(self, actual_cost: int | Mapping[str, int], *, limit: str | None = None) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
 
@@ -110,6 +107,9 @@ class RateLimitedTask(RateLimitedMixin, Task):
             them. Default: all arguments.
 
     If the app has its own task class (``task_cls``, as with Django), its tasks are of that class, too.
+
+    A method ``on_throttled_out(outcome, task_id, args, kwargs)``, if the task has it, is called where a limit ends the
+    task without a run (``signals.task_throttled_out``).
 
     *Warning*: a worker without the gate acquires in ``before_start``. An override must call ``super()``.
     """

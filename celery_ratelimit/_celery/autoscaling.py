@@ -17,11 +17,7 @@ __all__ = ["Autoscaling"]
 
 
 class Autoscaling:
-    """The autoscaler of one worker, if it has one.
-
-    Args:
-        consumer: a ``celery.worker.consumer.Consumer``.
-    """
+    """The autoscaler of one worker, if it has one."""
 
     def __init__(self, consumer: Any) -> None:
         self._autoscaler = getattr(consumer.controller, "autoscaler", None)
@@ -29,15 +25,11 @@ class Autoscaling:
 
     def leave_out(self, waiting: Callable[[], int]) -> None:
         """Count no requests that wait for limits: ``waiting`` tells how many there are."""
-        autoscaler = self._autoscaler
-        if autoscaler is None:
+        if self._autoscaler is None:
             return
-        own: Any = type(autoscaler)
-        own = getattr(own, "ratelimit_own", own)  # a worker that connects anew may have a new gate
+        own: Any = type(self._autoscaler)
 
         class GatedAutoscaler(own):
-            ratelimit_own = own
-
             @property
             def qty(self) -> int:
                 return int(super().qty) - waiting()
@@ -48,7 +40,7 @@ class Autoscaling:
                 elif hasattr(own, "on_task_received"):  # since Celery 5.5
                     self.on_task_received(req)
 
-        autoscaler.__class__ = GatedAutoscaler
+        self._autoscaler.__class__ = GatedAutoscaler
 
     def update(self) -> None:
         """The gate has seen the requests that came: there may be others than before that want a process."""

@@ -21,7 +21,7 @@ Models = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mappi
 
 
 def models_of(task: Any) -> Models | None:
-    """Makes models of a call's arguments, as a task with ``pydantic=True`` does; ``None``: the task has not.
+    """Return what makes models of a call's arguments for a task with ``pydantic=True``; ``None`` for other tasks.
 
     It raises what the task would: pydantic's ``ValidationError``, or ``TypeError``.
     """

@@ -191,11 +191,7 @@ def revoke(request: Any, outcome: str, reason: str) -> None:
 def throttled_out(task: Any, context: Context, outcome: str, reason: str) -> None:
     """Call ``on_throttled_out`` of a task that never runs because of a limit, and send ``task_throttled_out``; once.
 
-    Args:
-        task: the task.
-        context: its request, as ``self.request`` in the task.
-        outcome: see :data:`celery_ratelimit.signals.task_throttled_out`.
-        reason: the reason as text.
+    ``context`` is its request, as ``self.request`` in the task; ``outcome`` and ``reason``: see the signal.
     """
     if "throttled_out" in vars(context):
         return

@@ -20,6 +20,8 @@ __all__ = ["Owned", "forgotten", "limits_shown", "owners_of"]
 
 #: Tasks that are named for a limit; of more, only the number is shown.
 _SHOWN = 8
+#: Packages whose task classes release a lock after a run.
+_LOCKING = ("celery_singleton", "celery_once", "celery_heimdall")
 
 
 class Owned(NamedTuple):
@@ -106,6 +108,12 @@ def _of_tasks(app: Any, settings: Settings, consumed: Collection[str]) -> Iterat
             )
         if plan is None:
             continue
+        locking = [each.__module__ for each in type(task).__mro__ if each.__module__.startswith(_LOCKING)]
+        if locking and not hasattr(task, "on_throttled_out") and "unique" in getattr(task, "heimdall", ["unique"]):
+            yield (
+                f"{where} has a lock of {locking[0].split('.')[0]}, which stays where a limit ends the task without a "
+                "run: release it in a method on_throttled_out(self, outcome, task_id, args, kwargs)"
+            )
         if task.rate_limit:
             yield (
                 f"{where} has Celery's rate_limit={task.rate_limit!r}, which each worker counts for itself, beside its "

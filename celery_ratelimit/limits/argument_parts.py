@@ -55,10 +55,10 @@ def missing_part(annotation: Any, path: Sequence[str], *, models: bool) -> str |
     for name in path[1:]:
         annotation = _without_none(annotation)
         container, inner = get_origin(annotation), get_args(annotation)
-        if container in (list, Sequence) and name.isdecimal():
-            annotation = inner[0]
-        elif container in (dict, Mapping):
+        if inner and container in (dict, Mapping):
             annotation = inner[1]
+        elif inner and container in (list, Sequence) and name.isdecimal():
+            annotation = inner[0]
         elif not _is_declared(annotation, models=models):
             return None
         else:
@@ -75,7 +75,8 @@ def missing_part(annotation: Any, path: Sequence[str], *, models: bool) -> str |
 def _is_declared(annotation: Any, *, models: bool) -> bool:
     """Whether a class declares all fields of its values: a dataclass, a TypedDict, one of pydantic's ``models``."""
     if hasattr(annotation, "model_fields"):
-        return models and annotation.model_config.get("extra") != "allow" and not hasattr(annotation, "__getitem__")
+        config = getattr(annotation, "model_config", {})
+        return models and config.get("extra") != "allow" and not hasattr(annotation, "__getitem__")
     return hasattr(annotation, "__dataclass_fields__") or hasattr(annotation, "__total__")
 
 

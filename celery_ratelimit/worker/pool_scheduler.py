@@ -136,10 +136,8 @@ class PoolScheduler:
         return self.ahead() if self._unlimited else ACQUIRE_EARLY
 
     def waiting_for_limits(self) -> int:
-        """Requests that would not start if there were more processes. Called by the thread of an autoscaler, too."""
-        queues = [self._queues.get(key) for key in list(self._queues.needing_process)]
-        would_start = sum((len(each) if each.permit_available else 1) for each in queues if each is not None)
-        return max(0, self._prefetch.limited - would_start)
+        """Requests that one more process would not start: all but the first of each queue that waits for a process."""
+        return max(0, self._prefetch.limited - len(self._queues.needing_process))
 
     def clear(self) -> None:
         self._unlimited.clear()

@@ -483,10 +483,8 @@ def test_an_autoscaler_wants_a_process_for_each_request_and_looks_at_each_messag
     controller: Any = SimpleNamespace(pool=pool, consumer=SimpleNamespace(on_task_message=messages))
     component = autoscale.WorkerComponent.__new__(autoscale.WorkerComponent)
     controller.autoscaler = Own(pool, 4, 1)  # type: ignore[arg-type]
-    waiting = 3
     autoscaling = Autoscaling(SimpleNamespace(controller=controller, hub=object()))
-    autoscaling.leave_out(lambda: 99)
-    autoscaling.leave_out(lambda: waiting)  # of a new gate
+    autoscaling.leave_out(lambda: 3)
     component.register_with_event_loop(controller, SimpleNamespace(call_repeatedly=lambda *call: steps.append(call)))
     assert steps == [(controller.autoscaler.keepalive, controller.autoscaler.maybe_scale)]
     (on_message,) = messages

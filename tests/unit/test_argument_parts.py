@@ -1,6 +1,7 @@
 """Parts of arguments in keys and costs: of dicts as of objects, and of models where the task gets models."""
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, Optional, TypedDict
 
@@ -233,6 +234,14 @@ def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
         plan_of(task, app=app_with(), limits=Limit("1/s", burst=9, name="a", cost="line.weight"))
     with pytest.raises(ConfigurationError, match=r"coalesce_key='\{line\.x\}' names 'line.x', and Line has no 'x'"):
         plan_of(task, app=app_with(), limits="1/s", coalesce="newest", coalesce_key="{line.x}")
+
+
+@pytest.mark.parametrize("annotation", [dict, list, Any, typing.Dict, typing.List, typing.Mapping, str, "str | int"])  # noqa: UP006
+def test_annotations_that_say_nothing_about_parts(annotation: Any) -> None:
+    def task(order: Any) -> None: ...
+
+    task.__annotations__["order"] = annotation
+    assert asked(plan_of(task, limits=Limit("1/s", key="{order.x}")), {"x": "ann"}) == [("shop.charge", "ann", 1)]
 
 
 def test_a_model_that_allows_other_fields_may_have_any() -> None:

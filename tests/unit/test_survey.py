@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery.signals import worker_init
+from celery_heimdall import HeimdallTask
+from celery_once import QueueOnce
+from celery_singleton import Singleton
 from kombu import Queue
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedMixin, RateLimitedTask
@@ -179,6 +182,25 @@ def test_celery_batches_has_a_strategy_of_its_own() -> None:
     app = app_with(ratelimit_tasks={"shop.*": "2/s"})
     task_of(app, base=batches.Batches)
     assert "has a Strategy of its own (Batches.Strategy)" in said(app)
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "package"),
+    [
+        (Singleton, {}, "celery_singleton"),
+        (QueueOnce, {}, "celery_once"),
+        (HeimdallTask, {"heimdall": {"unique": True}}, "celery_heimdall"),
+        (HeimdallTask, {"heimdall": {"times": 1, "per": 2}}, None),
+    ],
+)
+def test_a_lock_that_no_hook_releases_is_said(base: Any, options: dict[str, Any], package: str | None) -> None:
+    app = app_with()
+    limited = type("Both", (RateLimitedMixin, base), {})
+    task_of(app, base=limited, limits="1/s", **options)
+    task_of(app, "shop.hooked", base=limited, limits="1/s", on_throttled_out=lambda *call: None, **options)
+    text = said(app)
+    assert text.count("has a lock of") == (package is not None)
+    assert package is None or f"task 'shop.charge' has a lock of {package}, which stays" in text
 
 
 def test_nothing_is_said_of_what_is_in_order() -> None:
