@@ -13,7 +13,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
-from ._celery import PERMIT
+from ._celery import PERMIT, requests
 from ._celery.message_fields import priority_of
 from .app.kept import kept
 from .app.plan import Plan, plan_of
@@ -109,6 +109,9 @@ class RateLimitedTask(RateLimitedMixin, Task):
 
     If the app has its own task class (``task_cls``, as with Django), its tasks are of that class, too.
 
+    A method ``on_throttled_out(outcome, task_id, args, kwargs)``, if the task has it, is called where a limit ends the
+    task without a run (``signals.task_throttled_out``).
+
     *Warning*: a worker without the gate acquires in ``before_start``. An override must call ``super()``.
     """
 
@@ -169,8 +172,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     if plan is None:
         return
     # A task that replaces this one (self.replace()) has the same id, and is received while this one runs.
-    nesting = request.replaced_task_nesting
-    own_id = f"{task_id}~{nesting}" if nesting else task_id
+    own_id = f"{task_id}~{nesting}" if (nesting := request.replaced_task_nesting) else task_id
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     try:
         limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
@@ -181,11 +183,9 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     wait, granted_at = 0.0, 0
     if demands:
         policy, now = plan.policy, time.monotonic()
-        lease_id = run if leased(demands) else ""
+        how = {"horizon": policy.inline_wait, "claim": policy.claim, "lease_id": run if leased(demands) else ""}
         try:
-            decision = limiter._asker.ask(
-                demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=lease_id
-            )
+            decision = limiter._asker.ask(demands, id=own_id, **how)
         except STORE_TROUBLES as error:
             leases.end(run, later=True, unconfirmed=demands)  # the reply may have been lost
             _count(task, queue, "store_error", demands)
@@ -243,7 +243,9 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
     logger.log(level, "Task %s[%s] %s", task.name, request.id, report)
     if report.what == "failed":
         raise report.error
-    if report.what != "dropped":
+    if report.what == "dropped":
+        requests.throttled_out(task, request, "dropped", report.reason)
+    else:
         task.signature_from_request(
             request,
             request.args,

@@ -15,6 +15,7 @@ from .broker_queries import (
 from .message_fields import stored_id
 from .pool import Pool
 from .publisher import publish_on
+from .pydantic_arguments import Models, models_of
 from .requests import PERMIT
 from .return_queues import MAX_RETURNED
 from .worker import Worker
@@ -24,6 +25,7 @@ __all__ = [
     "MAX_RETURNED",
     "PERMIT",
     "BrokerDidNotAnswer",
+    "Models",
     "Pool",
     "Worker",
     "add_to_banner",
@@ -32,6 +34,7 @@ __all__ = [
     "fetch_messages",
     "message_count",
     "message_counts",
+    "models_of",
     "publish_on",
     "query_workers",
     "show_revoked_state",

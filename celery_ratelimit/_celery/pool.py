@@ -21,6 +21,8 @@ What is relied on; line numbers are of Celery 5.7.0:
   first forgets what runs, whose processes then look free, and the second empties ``pool._pool._cache``: the ends of
   these jobs are not heard any more. A job that no process has taken yet (``_accepted``) is let go of without a word, by
   all versions, also if it was written to a process already (``_write_to``, asynpool.py 986), which runs it.
+* A process writes that a task has begun, and then its result, to a pipe, which the worker's loop reads: ``outqR_fd``
+  (billiard/pool.py 258).
 * ``AsynPool._busy_workers`` (celery/concurrency/asynpool.py 542): the pipes of processes that run a task, to which ``-O
   fair`` writes no other one. Before Celery 5.7 ``flush`` clears it, also of tasks that go on; then a granted task is
   written to a process that is busy, and starts when that task has ended. A job's process is its ``_write_to``, or its
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -120,6 +123,18 @@ class Pool:
     def has(self, request: Any) -> bool:
         """Whether a request waits in the pool, or runs."""
         return request in self._jobs or request in state.reserved_requests
+
+    def has_ended(self, request: Any) -> bool:
+        """Whether a task has ended, also if its result was not read yet. From any thread."""
+        job = self._jobs.get(request)
+        if job is None or job.started_at is None:
+            return not self.has(request)
+        process = getattr(job.result, "_write_to", None)
+        if process is None:  # no process of a prefork pool runs it
+            return False
+        poll = select.poll()
+        poll.register(process.outqR_fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def survive_reconnect(self, consumer: Any) -> None:
         """Let a task that runs when the connection is lost keep its process, and let its end be noticed."""

@@ -23,13 +23,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery import signals
+from celery import signals, states
 from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
 
+from ..signals import task_throttled_out
 from .message_fields import stamp_of
 from .saved_message import marker_in, without_marker
 
@@ -44,6 +45,7 @@ __all__ = [
     "remove_marker",
     "revoke",
     "send_throttled_event",
+    "throttled_out",
     "via_return_queue",
     "was_throttled",
 ]
@@ -129,8 +131,8 @@ def send_throttled_event(request: Any, fields: Callable[[], Mapping[str, Any]]) 
 def fail(request: Any, error: BaseException) -> None:
     """End a task as failed with ``error``, without running it, as Celery does at a hard time limit.
 
-    ``on_failure`` and receivers of ``task_failure`` are called with ``self.request`` as in the task. An error that they
-    or the result backend raise is logged; the task has ended all the same.
+    ``on_failure``, receivers of ``task_failure`` and ``after_return`` are called as after a run, ``self.request`` being
+    that of the task. An error that they or the result backend raise is logged; the task has ended all the same.
     """
     remove_marker(request)
     try:
@@ -160,6 +162,8 @@ def fail(request: Any, error: BaseException) -> None:
         _try(request, "its result backend", store)
         _try(request, "its on_failure", lambda: task.on_failure(error, request.id, request.args, request.kwargs, info))
         _try(request, "a receiver of task_failure", send_signal)
+        returned = states.FAILURE, error, request.id, request.args, request.kwargs, info
+        _try(request, "its after_return", lambda: task.after_return(*returned))
     finally:
         task.request_stack.pop()
         _end(request)
@@ -170,14 +174,38 @@ def fail(request: Any, error: BaseException) -> None:
     )
 
 
-def revoke(request: Any, reason: str) -> None:
-    """End a task as revoked, without running it: callers that wait for its result get ``reason``."""
+def revoke(request: Any, outcome: str, reason: str) -> None:
+    """End a task as revoked, without running it: callers that wait for its result get ``reason``.
+
+    ``outcome``: see :func:`throttled_out`.
+    """
     remove_marker(request)
+    throttled_out(request.task, _context_of(request), outcome, reason)
     try:
         _try(request, "its result backend", lambda: request._announce_revoked(reason, False, None, False))
     finally:
         request._already_revoked = True
         _end(request)
+
+
+def throttled_out(task: Any, context: Context, outcome: str, reason: str) -> None:
+    """Call ``on_throttled_out`` of a task that never runs because of a limit, and send ``task_throttled_out``; once.
+
+    ``context`` is its request, as ``self.request`` in the task; ``outcome`` and ``reason``: see the signal.
+    """
+    if "throttled_out" in vars(context):
+        return
+    context.throttled_out, context.name = outcome, task.name
+    call = {"task_id": context.id, "args": context.args, "kwargs": context.kwargs}
+    hook = getattr(task, "on_throttled_out", None)
+    task.request_stack.push(context)
+    try:
+        if hook is not None:
+            _try(context, "its on_throttled_out", lambda: hook(outcome, *call.values()))
+        send = task_throttled_out.send
+        _try(context, "a receiver", lambda: send(sender=task, outcome=outcome, reason=reason, **call))
+    finally:
+        task.request_stack.pop()
 
 
 def _end(request: Any) -> None:

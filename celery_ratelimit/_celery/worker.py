@@ -13,18 +13,23 @@ What is relied on; line numbers are of Celery and kombu 5.7.0.
   once more.
 * ``state.should_stop`` and ``should_terminate`` (celery/worker/state.py 141): set by the handlers of signals; the loop
   looks at them once a turn, and the worker closes its connection before the tasks that run have ended.
+* ``WorkController.wait_for_soft_shutdown`` (celery/worker/worker.py 501, since Celery 5.5) sleeps in the handler of the
+  signal, before ``should_terminate`` is set: the worker's loop stands still, or goes on where it is green.
 * A prefork pool is a ``prefork.TaskPool`` (celery/concurrency/prefork.py).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery.concurrency import prefork
 from celery.worker import state
 
+from .autoscaling import Autoscaling
 from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
@@ -45,6 +50,8 @@ class Worker:
         consumer: a ``celery.worker.consumer.Consumer`` that is being made (its strategies are not built yet).
     """
 
+    _in_soft_shutdown = False
+
     def __init__(self, consumer: Any) -> None:
         self.app = consumer.app
         self.hostname: str = consumer.hostname
@@ -54,6 +61,7 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
+        self.autoscaling = Autoscaling(consumer)
         publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = BulkAcknowledge(self.timers)
         self.bulk_receive = BulkReceive(broker)
@@ -112,6 +120,26 @@ class Worker:
         """Run the operations that wait for a turn of the worker's loop: it ends without one."""
         self._consumer.perform_pending_operations()
 
+    def during_soft_shutdown(self, poll: Callable[[], None], interval: float) -> None:
+        """Call ``poll`` in a thread, from time to time, while a soft shutdown waits; nothing starts from then on."""
+        controller, over = self._consumer.controller, threading.Event()
+        wait: Any = getattr(controller, "wait_for_soft_shutdown", None)
+
+        def poll_until_over() -> None:
+            while not over.wait(interval):
+                poll()
+
+        def waits() -> None:
+            self._in_soft_shutdown = True
+            threading.Thread(target=poll_until_over, name="celery_ratelimit-soft-shutdown", daemon=True).start()
+            try:
+                wait()
+            finally:
+                over.set()
+
+        if wait is not None:
+            controller.wait_for_soft_shutdown = functools.wraps(wait)(waits)
+
     # -- Its state -------------------------------------------------------------------------------------------------
 
     @property
@@ -125,9 +153,10 @@ class Worker:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop has begun, warm or cold: a task that starts now would run again after the restart."""
+        """Whether a stop has begun, warm, soft or cold: a task that starts now would run again after the restart."""
         stop, terminate = state.should_stop, state.should_terminate  # an exit code, which may be 0; or None or False
-        return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
+        cold = terminate is not None and terminate is not False
+        return self._in_soft_shutdown or cold or (stop is not None and stop is not False)
 
     def keeps_only_process(self) -> bool:
         """Whether this worker, if its pool has one process, keeps it for brief tasks: the first one by name does.

@@ -12,9 +12,10 @@ from typing import Any
 
 from celery import Task
 
+from .._celery import models_of
 from ..errors import ConfigurationError, shown
-from ..limits.any_limit import AnyLimit, check_template, template_fields
-from ..limits.templates import Key, arguments_of, called, check_names, signature_of
+from ..limits.any_limit import AnyLimit, check_template
+from ..limits.templates import Key, arguments_of, called, check_names, fields_of, filled, signature_of
 
 __all__ = [
     "OPTIONS",
@@ -129,8 +130,8 @@ def _coalescing(task: Any, throttle: str, where: str) -> tuple[str | None, Any]:
         )
     check_template(where, "coalesce_key", key)
     if isinstance(key, str):
-        named = dict.fromkeys(template_fields(key), f"coalesce_key={key!r}")
-        check_names(named, signature_of(task.run), where)
+        named = dict.fromkeys(fields_of(key), f"coalesce_key={key!r}")
+        check_names(named, signature_of(task.run), where, models=models_of(task) is not None)
     return coalesce, key
 
 
@@ -189,8 +190,8 @@ def alike_of(
         if signature is None and key is None:
             arguments = {"*": list(args), **arguments}
         try:
-            alike = sorted(arguments.items()) if key is None else key.format_map(arguments)
-        except Exception as error:  # a missing argument, or one that cannot be formatted
+            alike = sorted(arguments.items()) if key is None else filled(key, arguments)
+        except Exception as error:  # a missing argument or part, or one that cannot be formatted
             raise ConfigurationError(
                 f"task {name!r}: coalesce_key={shown(key)} cannot be filled from the arguments "
                 f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"

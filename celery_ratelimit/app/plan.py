@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from .._celery import Models, models_of
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
 from ..limiter.call_requests import demands_of
@@ -55,6 +56,7 @@ class Plan:
     node: str
     lowest_first: bool = True  # of priorities, at the app's broker
     missing_key: str = "error"  # of limits that make no choice
+    models: Models | None = None  # of a task whose arguments are models, and dicts in its messages
 
     @cached_property
     def leased(self) -> bool:
@@ -85,6 +87,8 @@ class Plan:
         """
         if self.policy.coalesce is None or not self.parks:
             return ""
+        if self.models is not None and self.policy.coalesce_key is not None:
+            args, kwargs = self.models(args, kwargs)
         return self.policy.coalesce[0] + alike_of(name, self.policy.coalesce_key, self.signature, args, kwargs)
 
     @property
@@ -110,6 +114,7 @@ class Plan:
         """
         demands = self.fixed
         if demands is None:
+            args, kwargs = self.models(args, kwargs) if self.models is not None else (args, kwargs)
             demands = demands_of(self.limits, self.signature, args, kwargs, self.node, missing_key=self.missing_key)
         return with_priority(demands, priority, lowest_first=self.lowest_first) if self.reserves else demands
 
@@ -142,10 +147,8 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
         ConfigurationError: an invalid option or limit; names the task.
     """
     where = f"task {task.name!r}"
-    limits: list[AnyLimit] = []
     own = getattr(task, "limits", None)
-    if own is not None:
-        limits += limits_of(own, settings.quotas, where)
+    limits: list[AnyLimit] = [*limits_of(own, settings.quotas, where)] if own is not None else []
     for pattern, matching in settings.tasks:
         if is_meant(pattern, task.name):
             limits += matching
@@ -155,10 +158,10 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
         if settings.queues or has_options(task):  # it may come from a limited queue
             policy_of(task, (), where)
         return None
-    signature = signature_of(task.run)
+    signature, models = signature_of(task.run), models_of(task)
     for limit in limits:
         _check_key(limit, where)
-        check_arguments(limit, signature, where, settings.missing_key)
+        check_arguments(limit, signature, where, settings.missing_key, models=models is not None)
         if limit.priority_reserve is not None:
             limit.priority_reserve.check(where, limit.name, lowest_first=goes_by(task.app))
     policy = policy_of(task, limits, where)
@@ -181,7 +184,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
         fixed = demands_of(limits, None, (), {}, node)
     lowest = any(limit.priority_reserve is not None for limit in limits) and goes_by(task.app)
-    return Plan(tuple(limits), policy, signature, fixed, node, lowest, settings.missing_key)
+    return Plan(tuple(limits), policy, signature, fixed, node, lowest, settings.missing_key, models)
 
 
 def is_meant(pattern: str, name: str) -> bool:

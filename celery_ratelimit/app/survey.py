@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from celery import Task
+
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.rate import parse_rate
@@ -18,6 +20,8 @@ __all__ = ["Owned", "forgotten", "limits_shown", "owners_of"]
 
 #: Tasks that are named for a limit; of more, only the number is shown.
 _SHOWN = 8
+#: Packages whose task classes release a lock after a run.
+_LOCKING = ("celery_singleton", "celery_once", "celery_heimdall")
 
 
 class Owned(NamedTuple):
@@ -96,8 +100,20 @@ def _of_tasks(app: Any, settings: Settings, consumed: Collection[str]) -> Iterat
                 f"limits={task.limit!r}"
             )
         plan = make_plan(task, "", settings)
+        if task.Strategy != Task.Strategy and (plan is not None or settings.queues):
+            yield (
+                f"{where} has a Strategy of its own ({getattr(task.Strategy, '__qualname__', task.Strategy)}), so its "
+                "requests pass by the gate and no limit is applied to them. Take permits in its body: "
+                "limiter.permit(name, cost=len(requests), max_wait=None)"
+            )
         if plan is None:
             continue
+        locking = [each.__module__ for each in type(task).__mro__ if each.__module__.startswith(_LOCKING)]
+        if locking and not hasattr(task, "on_throttled_out") and "unique" in getattr(task, "heimdall", ["unique"]):
+            yield (
+                f"{where} has a lock of {locking[0].split('.')[0]}, which stays where a limit ends the task without a "
+                "run: release it in a method on_throttled_out(self, outcome, task_id, args, kwargs)"
+            )
         if task.rate_limit:
             yield (
                 f"{where} has Celery's rate_limit={task.rate_limit!r}, which each worker counts for itself, beside its "

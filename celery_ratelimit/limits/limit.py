@@ -61,13 +61,13 @@ class Limit(AnyLimit):
         name: the bucket's name in the store, in metrics and in messages. Default: the name of the task, the queue or
             the quota that the limit belongs to. Two limits of one name share a bucket.
         key: the bucket that a call uses: none (a single bucket), a template over the task's arguments
-            (``"tenant:{tenant_id}"``; positional ones are bound by name), or a callable that gets the task's arguments
-            and returns a string.
+            (``"tenant:{tenant_id}"``, ``"{order.tenant_id}"``; positional ones are bound by name), or a callable that
+            gets the task's arguments and returns a string.
         missing_key: a call whose arguments give no key (an argument of ``key`` is missing or ``None``, or the callable
             returns ``None``): ``"error"``, ``"exempt"`` (the limit does not apply to it) or ``"shared"`` (all such
             calls have one bucket, of the key ``(missing)``). Default: ``ratelimit_missing_key``, else ``"error"``.
-        cost: permits that a call takes: a whole number, the name of an argument that holds it, or a callable that gets
-            the task's arguments and returns it.
+        cost: permits that a call takes: a whole number, the name of an argument that holds it (or of its part,
+            ``"order.weight"``), or a callable that gets the task's arguments and returns it.
         refill: token bucket: ``"continuous"``, or ``"interval"``: the whole count comes at once every period, and the
             law is ``burst + count*(floor(T/period) + 1)``.
         debt: token bucket: permits by which a call may overdraw a bucket that holds at least one; later calls pay. The

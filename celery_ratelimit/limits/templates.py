@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from string import Formatter
 from typing import Any
 
 from ..errors import ConfigurationError, shown
-from .any_limit import AnyLimit, check_cost, template_fields
+from .any_limit import AnyLimit, check_cost
+from .argument_parts import missing_part, path_of, read
 
 __all__ = [
     "SHARED_KEY",
@@ -21,6 +21,8 @@ __all__ = [
     "check_arguments",
     "check_names",
     "cost_of",
+    "fields_of",
+    "filled",
     "key_of",
     "share_of",
     "signature_of",
@@ -33,7 +35,6 @@ Key = str | Callable[..., str]
 Cost = int | str | Callable[..., int]
 #: The key of the bucket of all calls without a key, with ``missing_key="shared"``.
 SHARED_KEY = "(missing)"
-_FORMATTER = Formatter()
 
 
 def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -67,18 +68,18 @@ def key_of(
     """
     if limit.key is None:
         return ""
-    filled: str | None = None
+    key: str | None = None
     if isinstance(limit.key, str):
         missing = _missing(limit.key, arguments)
         if missing is None:
-            filled = _filled(limit, "key", limit.key, arguments, args, kwargs)
+            key = _filled(limit, "key", limit.key, arguments, args, kwargs)
     else:
         said, missing = called(limit.key, args, kwargs), "it returned None"
         if said is not None:
-            filled = str(said)
-    if filled is not None:
+            key = str(said)
+    if key is not None:
         # The shared bucket's key is not that of any call that has a key.
-        return f"{filled}#" if filled.startswith(SHARED_KEY) else filled
+        return f"{key}#" if key.startswith(SHARED_KEY) else key
     choice = limit.missing_key or missing_key
     if choice == "exempt":
         return None
@@ -105,8 +106,8 @@ def _filled(
     if not isinstance(written, str):
         return str(called(written, args, kwargs))
     try:
-        return written.format_map(arguments)
-    except Exception as error:  # a missing argument, one without that attribute, or one that cannot be formatted
+        return filled(written, arguments)
+    except Exception as error:  # a missing argument, one without that part, or one that cannot be formatted
         raise _not_filled(limit, option, arguments, shown(error)) from error
 
 
@@ -119,11 +120,9 @@ def _not_filled(limit: AnyLimit, option: str, arguments: Mapping[str, Any], why:
 
 def _missing(template: str, arguments: Mapping[str, Any]) -> str | None:
     """What a call's arguments lack, or have as ``None``; ``None``: nothing."""
-    for name, field in _fields(template):
+    for field in fields_of(template):
         try:
-            value = arguments[name]
-            if field != name and value is not None:
-                value, _ = _FORMATTER.get_field(field, (), arguments)
+            value = read(arguments, path_of(field))
         except LookupError as error:
             return shown(error)
         except Exception:
@@ -133,11 +132,27 @@ def _missing(template: str, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
+def filled(template: str, arguments: Mapping[str, Any]) -> str:
+    """The template with the parts of the arguments that it names. Exceptions of reading or formatting are raised."""
+    positional, fields = _compiled(template)
+    return positional.format(*[read(arguments, path_of(field)) for field in fields], **arguments)
+
+
+def fields_of(template: str) -> tuple[str, ...]:
+    """The parts of arguments that a template names: ``"a:{b.c}:{d}"`` names ``b.c`` and ``d``."""
+    return _compiled(template)[1]
+
+
 @lru_cache(maxsize=1024)
-def _fields(template: str) -> tuple[tuple[str, str], ...]:
-    """The fields of a template: the argument's name, and the field as written."""
-    written = [field for _, field, _, _ in _FORMATTER.parse(template) if field]
-    return tuple([(re.split(r"[.\[]", field, maxsplit=1)[0], field) for field in written])
+def _compiled(template: str) -> tuple[str, tuple[str, ...]]:
+    """A template with positions in place of its fields, and the fields."""
+    positional, fields = "", []
+    for literal, field, spec, conversion in Formatter().parse(template):
+        positional += literal.replace("{", "{{").replace("}", "}}")
+        if field:
+            fields.append(field)
+            positional += "{" + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
+    return positional, tuple(fields)
 
 
 def cost_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -147,20 +162,24 @@ def cost_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], 
         cost = called(cost, args, kwargs)
     elif isinstance(cost, str):
         try:
-            cost = arguments[cost]
-        except KeyError:
+            cost = read(arguments, path_of(cost))
+        except Exception as error:
             raise ConfigurationError(
                 f"limit {limit.name!r}: cost={cost!r} is not among the arguments "
-                f"{', '.join(map(str, arguments)) or '(none)'}"
-            ) from None
+                f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
+            ) from error
     return check_cost(limit.name or "", cost, limit.most)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature, with annotations as types where all of them can be found."""
     try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # a callable without a signature
-        return None
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # an annotation that is imported for type checkers alone
+        try:
+            return inspect.signature(function)
+        except (TypeError, ValueError):  # a callable without a signature
+            return None
 
 
 def arguments_of(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,28 +207,45 @@ def check_arguments(
     where: str,
     missing_key: str = "error",
     key: str | None = None,
+    *,
+    models: bool = True,
 ) -> None:
-    """Check that the task or function takes every argument that a key or cost names.
+    """Check that the task or function takes every argument that a key or cost names, with the parts that are named.
 
-    But for the key's if the key may be missing, or is given as ``key``.
+    But for the key's if the key may be missing, or is given as ``key``. See :func:`check_names`.
     """
     named = {}
     for option, template in templates_of(limit):
         if option == "key" and (key is not None or (limit.missing_key or missing_key) != "error"):
             continue
-        named.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
+        named.update(dict.fromkeys(fields_of(template), f"{option}={template!r}"))
     if isinstance(limit.cost, str):
         named[limit.cost] = f"cost={limit.cost!r}"
-    check_names({name: f"{setting} of limit {limit.name!r}" for name, setting in named.items()}, signature, where)
+    settings = {field: f"{setting} of limit {limit.name!r}" for field, setting in named.items()}
+    check_names(settings, signature, where, models=models)
 
 
-def check_names(settings: Mapping[str, str], signature: inspect.Signature | None, where: str) -> None:
-    """Check that the task or function takes every argument that a setting names; ``settings``: by argument."""
-    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+def check_names(
+    settings: Mapping[str, str], signature: inspect.Signature | None, where: str, *, models: bool = True
+) -> None:
+    """Check that the task or function takes every argument that a setting names, and that its type has the parts.
+
+    Args:
+        settings: by what they name: ``order``, ``order.tenant_id``.
+        models: whether the arguments of a task are models where it is annotated so: else they may be dicts.
+    """
+    if signature is None:
         return
-    for name, setting in settings.items():
-        if name not in signature.parameters:
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    for field, setting in settings.items():
+        path = path_of(field)
+        parameter = signature.parameters.get(path[0])
+        if parameter is None and not takes_any:
             raise ConfigurationError(
-                f"{where}: {setting} names the argument {name!r}, which the {where.split()[0]} does not take "
+                f"{where}: {setting} names the argument {path[0]!r}, which the {where.split()[0]} does not take "
                 f"(arguments: {', '.join(signature.parameters) or 'none'})"
             )
+        if parameter is not None and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            missing = missing_part(parameter.annotation, path, models=models)
+            if missing is not None:
+                raise ConfigurationError(f"{where}: {setting} names {field!r}, and {missing}")

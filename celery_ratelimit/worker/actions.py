@@ -183,7 +183,7 @@ class Actions:
         self._leave_for_good(limit_queue, pending)
         self._reporter.announce(pending, why)
         if how == "drop":
-            requests.revoke(pending.request, why.reason)
+            requests.revoke(pending.request, "dropped", why.reason)
         elif how == "fail":
             requests.fail(pending.request, why.error)
 

@@ -102,9 +102,9 @@ class GateStep(bootsteps.StartStopStep):
         if self.gate is not None:
             self.gate.worker.flush_pending()
 
-    def _on_revoked(self, sender: Any = None, request: Any = None, **_: Any) -> None:
+    def _on_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
         if self.gate is not None:
-            self.gate.on_revoked(sender, request)
+            self.gate.on_revoked(sender, request, expired)
 
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
     terminate = shutdown = stop

@@ -67,7 +67,10 @@ class ConcurrencyLeases:
         self._cancel_poll: Callable[[], None] | None = None
         # A cluster's node that notifies does not know of subscribers at others: lua/include/concurrency_waiters.lua.
         self._channel = ("c" if asker.is_cluster else "s") + uuid.uuid4().hex[:12]
-        self._bell = Bell(asker.client, asker.prefix, self._channel, self._on_notification)
+        self._bell = Bell(
+            *(asker.client, asker.prefix, self._channel),
+            lambda number: worker.timers.call_soon(partial(self._wake, number)),
+        )
         self._listens = False
 
     # -- Acquiring -------------------------------------------------------------------------------------------------
@@ -165,6 +168,15 @@ class ConcurrencyLeases:
             except Exception as error:
                 _log(error)
 
+    def release_in_soft_shutdown(self) -> None:
+        """Release the leases of tasks that have ended while the worker's loop stands still; in another thread."""
+        for request, pending in self._running.copy().items():
+            try:
+                if self._worker.pool.has_ended(request):
+                    self._leases.end(pending.run_id)
+            except Exception as error:
+                _log(error)
+
     def watch(self) -> None:
         """Look for the ends of tasks from now on: not every pool reports each end."""
         if self._running and self._cancel_poll is None:
@@ -192,9 +204,6 @@ class ConcurrencyLeases:
             self._listens = True
             self._bell.listen()
         return f"{self._channel}.{limit_queue.number}" if self._bell.is_up else ""
-
-    def _on_notification(self, number: str | None) -> None:
-        self._worker.timers.call_soon(partial(self._wake, number))
 
     def _wake(self, number: str | None) -> None:
         """A lease may be free for the queue of that number; ``None``: for any, as notifications may have been lost."""

@@ -122,7 +122,7 @@ class Deduplication:
         request = pending.request
         reason = f"coalesced: task {survivor} waits in its place"
         logger.info("Task %s[%s] %s", request.name, request.id, reason)
-        requests.revoke(request, reason)
+        requests.revoke(request, "coalesced", reason)
 
 
 def acquire_along(

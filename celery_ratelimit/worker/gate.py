@@ -33,7 +33,7 @@ from ..store_calls.store_clock import StoreClock, read_time_us
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
 from .capacity import PoolCapacity
-from .concurrency import ConcurrencyLeases
+from .concurrency import END_POLL_INTERVAL, ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
 from .flow_control import ArrivalBatch, HeldRequests, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
@@ -122,6 +122,8 @@ class Gate:
         self._expirations = Expirations(worker, self._dispatch)
         self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._dispatch)
         worker.consumption.pause_while(self._scheduler.is_late)
+        worker.autoscaling.leave_out(pool_scheduler.waiting_for_limits)
+        worker.during_soft_shutdown(concurrency.release_in_soft_shutdown, END_POLL_INTERVAL)
 
     def _dispatch(self, queues: Iterable[LimitQueue] = ()) -> None:
         self._scheduler.dispatch(queues)
@@ -226,9 +228,12 @@ class Gate:
         if request.worker_pid is None and not request.acknowledged:
             requests.fail(request, error)
 
-    def on_revoked(self, task: Any, context: Any) -> None:
-        """A task was revoked or has expired before it came here: its slot is free for others."""
+    def on_revoked(self, task: Any, context: Any, expired: bool) -> None:
+        """A task was revoked or has expired, here or before it came here: then its slot is free for others."""
         marker = marker_in_headers(vars(context))
+        if marker or self._queues.holds(context.id):
+            outcome = "expired" if expired else "revoked"
+            requests.throttled_out(task, context, outcome, f"{outcome} while it waited for a limit")
         if marker and not self._outage:  # else it was never sent back, so it has no slot
             queue = str(marker.get("queue"))
             self._resources.give_up_slot_of(lambda: self._limits.plan_of(task, queue), context, marker)

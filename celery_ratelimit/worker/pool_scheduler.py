@@ -135,5 +135,9 @@ class PoolScheduler:
         """Seconds before its turn that a queue asks: more if a process is kept from unlimited requests for it."""
         return self.ahead() if self._unlimited else ACQUIRE_EARLY
 
+    def waiting_for_limits(self) -> int:
+        """Requests that one more process would not start: all but the first of each queue that waits for a process."""
+        return max(0, self._prefetch.limited - len(self._queues.needing_process))
+
     def clear(self) -> None:
         self._unlimited.clear()

@@ -48,6 +48,10 @@ class RequestQueues:
                 self._by_bucket.setdefault(bucket, {})[key] = None
         return limit_queue
 
+    def holds(self, id: str) -> bool:
+        """Whether the task of that id waits here."""
+        return any(pending.request.id == id for limit_queue in self for pending in limit_queue)
+
     def asking(self, buckets: Iterable[tuple[str, str]]) -> list[LimitQueue]:
         """The queues that ask any of these buckets."""
         keys = dict.fromkeys(itertools.chain.from_iterable(self._by_bucket.get(bucket, ()) for bucket in buckets))

@@ -80,6 +80,7 @@ class Scheduler:
         finally:
             self._is_running = False
             self._concurrency.release_ended()
+            self._worker.autoscaling.update()
             waiting = self._queues.needing_process or len(self._pool_scheduler) or len(self._batch)
             if waiting and self._cancel_poll is None:
                 self._cancel_poll = self._worker.timers.call_after(POLL_INTERVAL, self._poll)

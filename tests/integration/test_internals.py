@@ -12,10 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import amqp
+import billiard.pool
+import pydantic
 import pytest
 from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
+from celery.app import base
 from celery.app.task import Context
 from celery.apps import worker
 from celery.concurrency import eventlet, gevent, prefork
@@ -26,7 +29,7 @@ from celery.events.event import group_from
 from celery.events.state import State
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
-from celery.worker import WorkController, loops, request, state, strategy
+from celery.worker import WorkController, autoscale, loops, request, state, strategy
 from celery.worker.consumer import consumer
 from celery.worker.consumer.gossip import Gossip
 from celery.worker.consumer.tasks import Tasks
@@ -42,7 +45,8 @@ from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 from kombu.transport.redis import Transport as RedisTransport
 
-from celery_ratelimit._celery import requests
+from celery_ratelimit._celery import models_of, requests
+from celery_ratelimit._celery.autoscaling import Autoscaling
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import consumer_classes
@@ -445,6 +449,59 @@ def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> 
     assert task.request.id is None
     announce = {line.strip() for line in source(request.Request._announce_revoked).splitlines()}
     assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
+
+
+def test_a_task_with_pydantic_makes_models_in_a_function_that_calls_another_one_by_name() -> None:
+    wrapper = source(base.pydantic_wrapper)
+    assert "returned_value = task_fun(*bound_args.args, **bound_args.kwargs)" in wrapper
+    assert "isinstance(returned_value, BaseModel)" in wrapper
+    assert base.__name__ == "celery.app.base"
+    assert "'__wrapped__': run" in source(Celery._task_from_fun)
+
+    def body(order: pydantic.RootModel[int]) -> None: ...
+
+    models = models_of(Celery(set_as_current=False).task(body, pydantic=True))
+    assert models is not None
+    assert models((7,), {}) == ((pydantic.RootModel[int](7),), {})
+
+
+def test_a_soft_shutdown_sleeps_and_the_pipe_of_a_process_says_that_its_task_has_ended() -> None:
+    assert "sleep(app.conf.worker_soft_shutdown_timeout)" in source(WorkController.wait_for_soft_shutdown)
+    handler = source(worker.on_cold_shutdown)
+    assert "worker.wait_for_soft_shutdown()" in handler
+    assert handler.index("wait_for_soft_shutdown") < handler.index("state.should_terminate = True")
+    assert "obj.outqR_fd = self.outq._reader.fileno()" in source(billiard.pool.Worker.contribute_to_object)
+
+
+def test_an_autoscaler_wants_a_process_for_each_request_and_looks_at_each_message() -> None:
+    class Own(autoscale.Autoscaler):
+        """A user's."""
+
+    steps: list[Any] = []
+    messages: set[Any] = set()
+    pool = SimpleNamespace(num_processes=1, maintain_pool=lambda: None, grow=steps.append)
+    controller: Any = SimpleNamespace(pool=pool, consumer=SimpleNamespace(on_task_message=messages))
+    component = autoscale.WorkerComponent.__new__(autoscale.WorkerComponent)
+    controller.autoscaler = Own(pool, 4, 1)  # type: ignore[arg-type]
+    autoscaling = Autoscaling(SimpleNamespace(controller=controller, hub=object()))
+    autoscaling.leave_out(lambda: 3)
+    component.register_with_event_loop(controller, SimpleNamespace(call_repeatedly=lambda *call: steps.append(call)))
+    assert steps == [(controller.autoscaler.keepalive, controller.autoscaler.maybe_scale)]
+    (on_message,) = messages
+    received = [Context(id=str(number)) for number in range(6)]
+    state.reserved_requests.update(received)
+    try:
+        on_message(received[0])
+        assert len(steps) == 1, "the gate has not seen it yet"
+        assert controller.autoscaler.info()["qty"] == 3
+        autoscaling.update()
+        assert steps[1:] == [2], "to three processes"
+    finally:
+        state.reserved_requests.difference_update(received)
+    assert "len(state.reserved_requests)" in source(autoscale.Autoscaler.qty.fget)
+    assert "self.maybe_scale()" in source(autoscale.Autoscaler.body)
+    assert "self.qty" in source(autoscale.Autoscaler._maybe_scale)
+    Autoscaling(SimpleNamespace(controller=SimpleNamespace(autoscaler=None), hub=None)).update()
 
 
 def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:

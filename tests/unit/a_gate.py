@@ -200,6 +200,8 @@ class Bench:
                 acknowledge=self._leaves("acknowledged"),
             ),
             acknowledgements=SimpleNamespace(close=lambda: None),
+            during_soft_shutdown=lambda poll, interval: None,
+            autoscaling=SimpleNamespace(leave_out=lambda waiting: None, update=lambda: None),
             start=self._start,
             live_workers=lambda: self.workers,
             keeps_only_process=lambda: self.keeps_only_process,

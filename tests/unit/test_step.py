@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
             worker=worker,
             begin=lambda: None,
             close=lambda: None,
-            on_revoked=lambda task, request: heard.append(request),
+            on_revoked=lambda task, request, expired: heard.append(request),
         )
         step.start(consumer)
         task_revoked.send(sender=None, request="revoked")
@@ -121,3 +122,36 @@ def test_a_permit_whose_answer_comes_after_a_stop_has_begun_is_not_used(monkeypa
     bench.lose_connection()
     assert not bench.concurrency_leases.get("place")
     bench.check_empty()
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(1)])
+def test_from_the_beginning_of_a_soft_shutdown_nothing_starts_and_ends_are_looked_for(error: Any) -> None:
+    polls: list[bool] = []
+    polled = threading.Event()
+
+    def wait() -> None:
+        """As Celery sleeps, in the handler of the signal."""
+        assert worker.is_stopping
+        assert polled.wait(30)
+        if error is not None:
+            raise error
+
+    def poll() -> None:
+        polls.append(worker.is_stopping)
+        polled.set()
+
+    controller = SimpleNamespace(wait_for_soft_shutdown=wait)
+    worker: Any = Worker.__new__(Worker)
+    worker._consumer = SimpleNamespace(controller=controller)
+    worker.during_soft_shutdown(poll, 0.001)
+    assert not worker.is_stopping
+    with pytest.raises(SystemExit) if error is not None else nullcontext():
+        controller.wait_for_soft_shutdown()
+    assert worker.is_stopping
+    (thread,) = [each for each in threading.enumerate() if each.name == "celery_ratelimit-soft-shutdown"] or [None]
+    if thread is not None:
+        thread.join(30)
+    assert all(polls)
+    before_celery_has_soft_shutdowns: Any = Worker.__new__(Worker)
+    before_celery_has_soft_shutdowns._consumer = SimpleNamespace(controller=SimpleNamespace())
+    before_celery_has_soft_shutdowns.during_soft_shutdown(poll, 0.001)

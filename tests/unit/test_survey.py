@@ -7,11 +7,14 @@ import sys
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.signals import worker_init
+from celery_heimdall import HeimdallTask
+from celery_once import QueueOnce
+from celery_singleton import Singleton
 from kombu import Queue
 
-from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedMixin, RateLimitedTask
 from celery_ratelimit.app.plan import limits_of_app
 from celery_ratelimit.app.settings import has_limits, settings_of
 from celery_ratelimit.app.survey import forgotten, limits_shown
@@ -144,6 +147,60 @@ def test_a_queue_that_other_workers_consume_is_in_order() -> None:
     task_of(app, base=RateLimitedTask, limits="5/s", overflow="later")
     assert "overflow='later'" in said(app)
     assert forgotten(app, {"later"}) == []
+
+
+class Gathered(Task):
+    """As celery-batches makes them: its requests go to the pool by a way of their own."""
+
+    def Strategy(self, task: Any, app: Any, consumer: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("conf", "options"),
+    [
+        ({"ratelimit_tasks": {"shop.*": "2/s"}}, {}),
+        ({"ratelimit_queues": {"emails": "2/s"}}, {}),
+        ({}, {"limits": "2/s"}),
+        ({}, {"limits": "2/s", "base": type("Both", (RateLimitedMixin, Gathered), {})}),
+    ],
+)
+def test_a_task_whose_strategy_passes_by_the_gate_is_said(conf: dict[str, Any], options: dict[str, Any]) -> None:
+    app = app_with(**conf)
+    task_of(app, **{"base": Gathered, **options})
+    assert "task 'shop.charge' has a Strategy of its own (Gathered.Strategy), so its requests pass by the" in said(app)
+
+
+def test_a_strategy_does_not_matter_where_nothing_is_limited() -> None:
+    app = app_with()
+    task_of(app, base=Gathered)
+    assert said(app) == ""
+
+
+def test_celery_batches_has_a_strategy_of_its_own() -> None:
+    """Not installed with this package: its last release refuses Celery 5.7."""
+    batches = pytest.importorskip("celery_batches")
+    app = app_with(ratelimit_tasks={"shop.*": "2/s"})
+    task_of(app, base=batches.Batches)
+    assert "has a Strategy of its own (Batches.Strategy)" in said(app)
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "package"),
+    [
+        (Singleton, {}, "celery_singleton"),
+        (QueueOnce, {}, "celery_once"),
+        (HeimdallTask, {"heimdall": {"unique": True}}, "celery_heimdall"),
+        (HeimdallTask, {"heimdall": {"times": 1, "per": 2}}, None),
+    ],
+)
+def test_a_lock_that_no_hook_releases_is_said(base: Any, options: dict[str, Any], package: str | None) -> None:
+    app = app_with()
+    limited = type("Both", (RateLimitedMixin, base), {})
+    task_of(app, base=limited, limits="1/s", **options)
+    task_of(app, "shop.hooked", base=limited, limits="1/s", on_throttled_out=lambda *call: None, **options)
+    text = said(app)
+    assert text.count("has a lock of") == (package is not None)
+    assert package is None or f"task 'shop.charge' has a lock of {package}, which stays" in text
 
 
 def test_nothing_is_said_of_what_is_in_order() -> None:

@@ -41,6 +41,7 @@ def gate() -> Any:
         pool=pool,
         timers=SimpleNamespace(call_after=lambda *_: None),
         bulk_receive=SimpleNamespace(receiving=False),
+        autoscaling=SimpleNamespace(update=lambda: None),
     )
     capacity = PoolCapacity(pool)  # type: ignore[arg-type]
     gate._queues = scheduler._queues = queues = RequestQueues()

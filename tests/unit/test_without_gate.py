@@ -11,6 +11,7 @@ from celery import Celery
 from celery.exceptions import Ignore
 
 from celery_ratelimit import Limit, Limiter, RateLimitedTask, StoreUnavailable, Throttled
+from celery_ratelimit.signals import task_throttled_out
 from celery_ratelimit.testing import EmbeddedServer
 
 
@@ -65,6 +66,31 @@ def test_a_task_that_is_refused(make: Callable[..., Any], options: dict[str, Any
     task = make("6/m", {}, **options)
     assert run(task, 1) == "runs"
     assert run(task, 2) == outcome
+
+
+@pytest.mark.parametrize("options", [{"throttle": "drop"}, {"max_wait": 1, "overflow": "drop"}])
+@pytest.mark.parametrize("error", [None, ValueError("broken"), SystemExit(3)])
+def test_a_task_that_is_dropped_is_told_whatever_its_hook_raises(
+    make: Callable[..., Any], options: dict[str, Any], error: BaseException | None
+) -> None:
+    told: list[Any] = []
+
+    def on_throttled_out(self: Any, *call: Any) -> None:
+        told.append((self.request.id, *call))
+        if error is not None:
+            raise error
+
+    def receive(sender: Any, outcome: str, task_id: str, args: Any, kwargs: Any, reason: str, **_: Any) -> None:
+        assert reason.startswith("throttled by limit")
+        told.append((sender.name, outcome, task_id, args, kwargs))
+
+    task = make("6/m", {}, on_throttled_out=on_throttled_out, **options)
+    task_throttled_out.connect(receive)
+    try:
+        assert [run(task, 1), run(task, 2)] == ["runs", "dropped"]
+    finally:
+        task_throttled_out.disconnect(receive)
+    assert told == [("2", "dropped", "2", (2,), {}), (task.name, "dropped", "2", (2,), {})]
 
 
 @pytest.mark.parametrize("queue", ["celery", "later"])

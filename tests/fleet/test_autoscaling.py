@@ -1,0 +1,51 @@
+"""The autoscaler starts processes for tasks that a process would start, and for none that waits for a limit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+
+def grown(fleet: Fleet) -> int:
+    """Processes that the autoscaler has started."""
+    return sum(int(number) for number in re.findall(r"Scaling up (\d+) processes", fleet.log()))
+
+
+def test_what_waits_for_a_limit_gets_no_processes(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        for index in range(12):
+            fleet.send("wait", index)
+        fleet.start("--autoscale", "6,1", "-c", "1")
+        fleet.wait_for(12, 20)
+        assert fleet.asked("stats")["autoscaler"] == {"min": 1, "max": 6, "current": 1, "qty": 0}
+        assert grown(fleet) == 0
+        for index in range(12, 18):
+            fleet.send("patient_place", index, 8)
+        until(lambda: store.llen("celery") == 0 and fleet.started() >= 15, 20, "as many running as the limit allows")
+        stats: dict[str, int] = {}
+
+        def only_running_tasks_count() -> bool:
+            stats.update(fleet.asked("stats")["autoscaler"])
+            return stats["qty"] == 3
+
+        until(only_running_tasks_count, 5, "three that wait for a lease not being counted")
+        assert stats["current"] in (3, 4), "the fourth process shows that the limit is closed"
+        fleet.wait_for(12 + 2 * 6, 30)
+
+
+@pytest.mark.parametrize("task", ["wait", "retry", "unlimited"])
+def test_tasks_that_no_limit_holds_up_get_processes(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
+    with Fleet(server, tmp_path, rate="1000/s", app="tests.apps.growing_pool") as fleet:
+        fleet.start("--autoscale", "4,1", "-c", "1")
+        for index in range(8):
+            fleet.sender.send_task(f"slow_{task}", (index,))
+        fleet.wait_for(4, 30)
+        assert fleet.asked("stats")["autoscaler"]["current"] == 4

@@ -1,0 +1,94 @@
+"""Tasks of other packages and with options of Celery's that change how a task is called or ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+from celery.exceptions import TaskRevokedError
+
+from celery_ratelimit import Throttled
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, errors, until
+
+APP = "tests.apps.companions"
+
+
+def test_a_task_with_models_has_a_limit_for_each_tenant_by_a_field(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, app=APP) as fleet:
+        fleet.start("-P", "threads", "-c", "2")
+        orders = [("ann", 2), ("ann", 1), ("bob", 3)]
+        sent = [
+            fleet.sender.send_task("modelled", ({"tenantId": tenant, "weight": weight}, n))
+            for n, (tenant, weight) in enumerate(orders)
+        ]
+        assert [result.get(timeout=20) for result in sent] == ["ann 2", "ann 1", "bob 3"]
+        with pytest.raises(TaskRevokedError, match="throttled by limit"):
+            fleet.sender.send_task("modelled", ({"tenantId": "ann"}, 3)).get(timeout=20)
+        refused = fleet.sender.send_task("modelled", ({"tenantId": "cid", "weight": "heavy"}, 4))
+        assert "ValidationError" in repr(refused.get(timeout=20, propagate=False))
+        assert fleet.started() == 3
+
+
+@pytest.mark.parametrize("throttle", ["drop", "fail"])
+@pytest.mark.parametrize("package", ["singleton", "once", "unique"])
+def test_a_lock_is_released_where_a_limit_ends_the_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, package: str, throttle: str
+) -> None:
+    """``on_throttled_out``, ``on_failure`` or ``after_return`` release it, so that the same call is sent again."""
+    with Fleet(server, tmp_path, app=APP) as fleet:
+        fleet.start("-P", "threads", "-c", "2")
+
+        def call(index: int) -> str:
+            """The id of the task that was sent, or of the one that has the lock."""
+            return str(fleet.sender.send_task("call", (f"{package}.{throttle}", index)).get(timeout=20))
+
+        assert fleet.sender.AsyncResult(call(0)).get(timeout=20) == 0
+        ended = []
+        for _ in range(2):
+            ended.append(fleet.sender.AsyncResult(call(1)))
+            until(lambda: ended[-1].state == ("REVOKED" if throttle == "drop" else "FAILURE"), 20, "its end")
+            until(lambda: not [key for key in store.scan_iter("*") if is_lock(key)], 10, "the release of the lock")
+        assert ended[0].id != ended[1].id
+        assert fleet.started() == 1
+
+
+def is_lock(key: str) -> bool:
+    return key.startswith(("SINGLETONLOCK_", "qo_", "h-lock:"))
+
+
+def test_a_task_hears_once_that_a_limit_has_ended_it(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, app=APP) as fleet:
+        fleet.start()
+        names = ["dropped", "overflowed", "coalesced", "parked", "held", "failed"]
+        for result in [fleet.sender.send_task(name, (0,)) for name in names]:
+            assert result.get(timeout=20) == 0
+        dropped, overflowed = (fleet.sender.send_task(name, (1,)) for name in names[:2])
+        failed = fleet.sender.send_task("failed", (1,))
+        oldest = fleet.sender.send_task("coalesced", (1,))
+        until(lambda: "parked" in fleet.log(), 10, "its being parked")
+        fleet.sender.send_task("coalesced", (2,))
+        expire = [fleet.sender.send_task(name, (1,), expires=2) for name in ("parked", "held")]
+        revoke = [fleet.sender.send_task(name, (2,)) for name in ("parked", "held")]
+        until(lambda: all(f"[{each.id}] throttled" in fleet.log() for each in revoke), 10, "both waiting")
+        for each in revoke:
+            each.revoke()
+        for each in (dropped, overflowed, oldest, *expire, *revoke):
+            with pytest.raises(TaskRevokedError):
+                each.get(timeout=30)
+        with pytest.raises(Throttled):
+            failed.get(timeout=20)
+        ends = [
+            *("coalesced 1 coalesced", "dropped 1 dropped", "held 1 expired", "held 2 revoked"),
+            *("overflowed 1 dropped", "parked 1 expired", "parked 2 revoked"),
+        ]
+        for kind in ("hooks", "out"):
+            lines = (tmp_path / kind).read_text
+            until(lambda lines=lines: len(lines().splitlines()) >= len(ends), 10, kind)
+            assert sorted(lines().splitlines()) == ends
+        assert not errors(fleet.log())

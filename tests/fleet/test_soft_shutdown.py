@@ -1,0 +1,30 @@
+"""A soft shutdown: the worker's loop stands still, and tasks end meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, errors, until
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_leases_of_tasks_that_have_ended_are_released_meanwhile(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    with Fleet(server, tmp_path, worker_soft_shutdown_timeout=120.0) as fleet:
+        fleet.start("-Q", "first", "-P", pool, "-c", "1")
+        fleet.start("-Q", "second", "-P", pool, "-c", "1")
+        fleet.send("train", 0, 3.0, 4, queue="first")
+        fleet.wait_for(1, 20)
+        fleet.send("patient_train", 1, 0.0, 4, queue="second")
+        until(lambda: "throttled by limit 'gpus'" in fleet.log(1), 20, "its waiting")
+        fleet.workers[0].send_signal(signal.SIGQUIT)
+        until(lambda: 1 in [start.index for start in fleet.starts()], 20, "the start of the task that waits")
+        assert "Initiating Soft Shutdown" in fleet.log(0)
+        assert fleet.workers[0].poll() is None, "it still waits"
+        assert not errors(fleet.log(0) + fleet.log(1))

@@ -1,0 +1,261 @@
+"""Parts of arguments in keys and costs: of dicts as of objects, and of models where the task gets models."""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, Optional, TypedDict
+
+import pydantic
+import pytest
+
+from celery_ratelimit import ConfigurationError, Limit, Limiter
+
+from .test_binding import app_with, asked, plan_of
+
+
+class Address(pydantic.BaseModel):
+    country: str = "de"
+
+
+class Order(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+
+    tenant_id: str = pydantic.Field(alias="tenantId")
+    weight: int = 2
+    address: Address = Address()
+    parent: Optional["Order"] = None
+
+    @pydantic.field_validator("tenant_id")
+    @classmethod
+    def _in_lower_case(cls, value: str) -> str:
+        return value.lower()
+
+    @property
+    def market(self) -> str:
+        return self.address.country
+
+
+class Row(TypedDict, total=False):
+    tenant_id: str
+    lines: list["Line"]
+
+
+@dataclasses.dataclass
+class Line:
+    sku: str
+    row: Row | None = None
+
+
+def model_task(order: Order, orders: list[Order] = [], *, other: Order | None = None) -> None: ...  # noqa: B006
+
+
+def any_task(order: Any) -> None: ...
+
+
+ANN = {"tenantId": "Ann"}
+
+
+# -- Dicts and objects -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["{order.tenant_id}", "{order[tenant_id]}"])
+@pytest.mark.parametrize("order", [{"tenant_id": "ann"}, Order(tenantId="ann"), Row(tenant_id="ann")])
+def test_a_dot_and_brackets_mean_the_same_in_dicts_and_objects(key: str, order: Any) -> None:
+    assert asked(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
+
+
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [
+        ("{order.lines[1].sku}", {"lines": [{"sku": "x"}, {"sku": "ann"}]}),
+        ("{order[lines][0].sku!s:>3}", {"lines": (Line("ann"),)}),
+        ("{order.items}", {"items": "ann"}),  # and not the method
+        ("{order[0]}", {"0": "ann"}),  # as JSON writes the key 0
+        ("{order[0]}", {0: "ann"}),
+        ("{order[a.b]}", {"a.b": "ann"}),
+        ("{order.real}nn", type("Named", (), {"real": "a"})()),
+    ],
+)
+def test_parts_of_parts(key: str, order: Any) -> None:
+    assert asked(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
+
+
+def test_costs_shares_and_coalesced_keys_have_parts_too() -> None:
+    limit = Limit("1/s", burst=9, name="a", fair="{order.tenant_id}", cost="order.weight")
+    plan = plan_of(any_task, limits=limit, coalesce="newest", coalesce_key="{order.tenant_id}")
+    (demand,) = plan.demands(({"tenant_id": "ann", "weight": 3},), {})
+    assert (demand.cost, demand.share) == (3, "ann")
+    alike = [plan.alone("shop.charge", ({"tenant_id": name, "n": n},), {}) for n, name in enumerate(["a", "a", "b"])]
+    assert alike[0] == alike[1] != alike[2]
+    with pytest.raises(ConfigurationError, match=r"cost='order\.weight' is not among the arguments order: KeyError"):
+        plan.demands(({"tenant_id": "ann"},), {})
+
+
+def test_a_part_that_is_missing_or_of_none_is_a_missing_key() -> None:
+    plan = plan_of(any_task, limits=Limit("1/s", key="{order.customer.id}", missing_key="exempt"))
+    for order in ({}, {"customer": None}, {"customer": {}}, None):
+        assert asked(plan, order) == []
+    with pytest.raises(ConfigurationError, match="has no attribute 'customer'"):
+        plan.demands((7,), {})  # a mistake, and not a missing key
+
+
+def test_braces_and_formats_of_a_template_stay() -> None:
+    def task(order: Any, width: int) -> None: ...
+
+    plan = plan_of(task, limits=Limit("1/s", key="{{x}}:{order.n:0{width}d}:{order!r}"))
+    assert asked(plan, {"n": 7}, 3) == [("shop.charge", "{x}:007:{'n': 7}", 1)]
+
+
+def test_the_limiter_reads_them_alike() -> None:
+    limit = Limit("1/s", name="tenant", key="{order.tenant_id}")
+    limiter = Limiter.from_url("memory://", quotas={"tenant": limit})
+    assert limiter.acquire("tenant", args={"order": {"tenant_id": "ann"}}).allowed
+    assert not limiter.acquire("tenant", args={"order": Order(tenantId="ann")}).allowed
+
+
+# -- Tasks with pydantic=True ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"acks_late": True}])
+def test_a_limit_reads_the_model_that_the_task_gets(options: dict[str, Any]) -> None:
+    """By its fields, validated, with defaults, whatever keys the message has."""
+    limit = Limit("9/s", burst=9, key="{order.tenant_id}:{order.market}", cost="order.weight")
+    plan = plan_of(model_task, pydantic=True, limits=limit, **options)
+    for order in (ANN, {"tenant_id": "ANN"}, Order(tenantId="ANN")):
+        assert asked(plan, order) == [("shop.charge", "ann:de", 2)]
+        assert asked(plan, order=order) == [("shop.charge", "ann:de", 2)]
+
+
+def test_a_task_that_is_bound_to_itself_has_models_too() -> None:
+    def task(self: Any, order: Order, *rest: int, other: Order | None = None, **more: Any) -> None: ...
+
+    plan = plan_of(task, bind=True, pydantic=True, limits=Limit("1/s", key="{order.tenant_id}:{other.tenant_id}:{n}"))
+    assert asked(plan, ANN, 1, 2, other=ANN, n=7) == [("shop.charge", "ann:ann:7", 1)]
+
+
+def test_a_callable_gets_models_as_they_were_passed() -> None:
+    seen: list[Any] = []
+
+    def key(*args: Any, **kwargs: Any) -> str:
+        seen.append((args, kwargs))
+        return "x"
+
+    plan = plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
+    plan.demands((ANN,), {"other": ANN})
+    plan.demands((), {"order": ANN})
+    order = Order(tenantId="ann")
+    assert seen == [((order,), {"other": order}), ((), {"order": order})]
+
+
+def test_what_counts_as_equal_without_a_key_is_the_message() -> None:
+    """A model does not show every field."""
+
+    class Hidden(pydantic.BaseModel):
+        n: int = pydantic.Field(repr=False)
+
+    def task(hidden: Hidden) -> None: ...
+
+    plan = plan_of(task, pydantic=True, limits="1/s", coalesce="newest")
+    assert plan.alone("x", ({"n": 1},), {}) != plan.alone("x", ({"n": 2},), {})
+    by_key = plan_of(task, app=app_with(), pydantic=True, limits="1/s", coalesce="newest", coalesce_key="{hidden.n}")
+    assert by_key.alone("x", ({"n": 1},), {}) == by_key.alone("x", ({"n": "1"},), {})
+
+
+def test_what_the_task_refuses_its_limit_refuses() -> None:
+    plan = plan_of(model_task, pydantic=True, limits=Limit("1/s", key="{order.tenant_id}", missing_key="shared"))
+    with pytest.raises(pydantic.ValidationError):
+        plan.demands(({"weight": 3},), {})
+    with pytest.raises(TypeError, match="missing a required argument"):
+        plan.demands((), {})
+    strict = plan_of(model_task, pydantic=True, pydantic_strict=True, limits=Limit("1/s", key="{order.tenant_id}"))
+    with pytest.raises(pydantic.ValidationError):
+        strict.demands(({"tenantId": "ann", "weight": "3"},), {})
+
+
+def test_arguments_that_no_limit_reads_are_not_validated() -> None:
+    plan = plan_of(model_task, pydantic=True, limits="1/s")
+    assert asked(plan, {"weight": 3}) == [("shop.charge", "", 1)]
+
+
+# -- Checked at the start ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        (
+            "{order.tenant}",
+            r"key='\{order.tenant\}' .*names 'order.tenant', and Order has no 'tenant' \(fields: ",
+        ),
+        ("{order.tenantId}", "Order has no 'tenantId'"),  # of the message, not of the model
+        ("{order.address.city}", "Address has no 'city'"),
+        ("{other.parent.address.city}", "Address has no 'city'"),
+        ("{orders[0].tenant}", "Order has no 'tenant'"),
+    ],
+)
+def test_a_part_that_a_model_does_not_have_is_refused(key: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
+    plan_of(model_task, app=app_with(), limits=Limit("1/s", key=key))  # dicts, which may have any keys
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "{order.tenant_id}{order.market}{order.model_extra}",
+        "{orders[0].parent.parent.weight}",
+        "{order.address.country.real}",
+        "{other.tenant_id}",
+    ],
+)
+def test_a_part_that_a_model_has_is_not(key: str) -> None:
+    plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
+
+
+def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
+    def task(
+        line: Line,
+        row: Annotated[Row, "x"],
+        rows: Sequence[Row],
+        by_id: dict[str, Line],
+        either: Row | Line,
+        *rest: Row,
+    ) -> None: ...
+
+    for good in (
+        *("{line.sku}", "{line.row.tenant_id}", "{row[lines][0].sku}", "{rows[3].tenant_id}", "{by_id[7].sku}"),
+        *("{either.color}", "{rest[0].tenant_id}"),
+    ):
+        plan_of(task, app=app_with(), limits=Limit("1/s", key=good))
+    for bad in ("{line.sk}", "{line.row.x}", "{row[lines][0].x}", "{rows[3].x}", "{by_id[7].x}"):
+        with pytest.raises(ConfigurationError, match=r"has no '(sk|x)'"):
+            plan_of(task, app=app_with(), limits=Limit("1/s", key=bad))
+    with pytest.raises(ConfigurationError, match=r"cost='line\.weight' of limit 'a' names .*Line has no"):
+        plan_of(task, app=app_with(), limits=Limit("1/s", burst=9, name="a", cost="line.weight"))
+    with pytest.raises(ConfigurationError, match=r"coalesce_key='\{line\.x\}' names 'line.x', and Line has no 'x'"):
+        plan_of(task, app=app_with(), limits="1/s", coalesce="newest", coalesce_key="{line.x}")
+
+
+@pytest.mark.parametrize("annotation", [dict, list, Any, typing.Dict, typing.List, typing.Mapping, str, "str | int"])  # noqa: UP006
+def test_annotations_that_say_nothing_about_parts(annotation: Any) -> None:
+    def task(order: Any) -> None: ...
+
+    task.__annotations__["order"] = annotation
+    assert asked(plan_of(task, limits=Limit("1/s", key="{order.x}")), {"x": "ann"}) == [("shop.charge", "ann", 1)]
+
+
+def test_a_model_that_allows_other_fields_may_have_any() -> None:
+    class Loose(pydantic.BaseModel, extra="allow"):
+        pass
+
+    def task(loose: Loose) -> None: ...
+
+    plan = plan_of(task, pydantic=True, limits=Limit("1/s", key="{loose.tenant}"))
+    assert asked(plan, {"tenant": "ann"}) == [("shop.charge", "ann", 1)]
+
+
+def test_annotations_that_are_not_there_when_a_worker_runs_are_not_checked() -> None:
+    def task(order: "Elsewhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    plan = plan_of(task, limits=Limit("1/s", key="{order.tenant_id}"))
+    assert asked(plan, {"tenant_id": "ann"}) == [("shop.charge", "ann", 1)]
