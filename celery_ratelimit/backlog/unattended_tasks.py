@@ -241,9 +241,7 @@ class UnattendedTaskWatcher:
     def _report(self) -> list[str]:
         names = list(self._limits)
         forget, self._returner.empty = self._returner.empty, set()
-        consumption = self._worker.consumption
-        pairs = {(consumption.return_queue_for(queue), queue) for queue in consumption.queues}
-        returns = {pair for pair in pairs if pair[0] != pair[1]} | self._new_return_queues
+        returns = self._worker.return_addresses.attended() | self._new_return_queues
         after = tuning.MISSED_REPORTS * self._pause
         unseen = self._backlog.register.seen(
             names, sorted(returns), sorted(forget), after=after, most=tuning.READ_AT_ONCE

@@ -48,7 +48,8 @@ from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import consumer_classes
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
-from celery_ratelimit._celery.return_queues import ReturnConsumer, ReturnNames
+from celery_ratelimit._celery.return_addresses import ReturnAddresses, ReturnNames
+from celery_ratelimit._celery.return_queues import ReturnConsumer
 
 
 def source(thing: object) -> str:
@@ -303,8 +304,9 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
-        broker = Broker(celerys)
-        parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker)
+        broker, names = Broker(celerys), ReturnNames(celerys)
+        addresses = ReturnAddresses(celerys, names, Publisher(None, broker))
+        parts = names, Prefetch(celerys), addresses, BulkReceive(broker)
         for_tasks = consumer_classes(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
