@@ -27,9 +27,9 @@ from . import message_fields
 from .broker import Broker
 from .bulk_receive import BulkReceive
 from .prefetch import Prefetch
-from .return_addresses import ReturnAddresses, ReturnNames, is_temporary
+from .return_addresses import ReturnAddresses, is_temporary
 from .return_queues import ReturnConsumer
-from .saved_message import forget_return, marker_in
+from .saved_message import marker_in
 
 __all__ = ["ConsumedQueues", "consumer_classes"]
 
@@ -39,12 +39,10 @@ logger = logging.getLogger("celery_ratelimit")
 class ConsumedQueues:
     """The queues of one worker, and its ``prefetch``."""
 
-    def __init__(
-        self, consumer: Any, broker: Broker, names: ReturnNames, addresses: ReturnAddresses, bulk_receive: BulkReceive
-    ) -> None:
-        self._consumer, self._broker, self._names = consumer, broker, names
+    def __init__(self, consumer: Any, broker: Broker, addresses: ReturnAddresses, bulk_receive: BulkReceive) -> None:
+        self._consumer, self._broker, self._names = consumer, broker, addresses.names
         self.prefetch = Prefetch(consumer)
-        self._return_consumer = ReturnConsumer(consumer, names, self.prefetch, addresses, bulk_receive)
+        self._return_consumer = ReturnConsumer(consumer, self.prefetch, addresses, bulk_receive)
         self._consumer_class: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
@@ -64,8 +62,7 @@ class ConsumedQueues:
             return
         came_by = message_fields.stamp_of(message, "ratelimit_queue")
         if came_by in self._names.queues and came_by not in (queue := marker["queue"], self._names.make_name(queue)):
-            forget_return(message)
-            return
+            marker["queue"] = came_by
         if marker["queue"] in self._names.queues:
             return
         origin = self._names.origin_of(came_by)

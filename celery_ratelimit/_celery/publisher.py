@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import amqp
 from amqp import spec
@@ -35,6 +35,9 @@ from .message_fields import stored_id
 from .publish_again import publish_all
 from .requests import deadline_of
 from .saved_message import Parcel, ReturnAddress, parcel_of
+
+if TYPE_CHECKING:
+    from .return_addresses import ReturnAddresses
 
 __all__ = ["NoSuchQueue", "Publisher", "Republisher", "publish_on"]
 
@@ -59,14 +62,6 @@ def publish_on(channel: Any, parcels: Parcels) -> set[str]:
     return set()
 
 
-class ReturnQueues(Protocol):
-    """The part of :class:`.return_addresses.ReturnAddresses` that publishing needs."""
-
-    def note_use(self, name: str) -> None: ...
-
-    def declare(self, name: str) -> bool: ...
-
-
 class Republisher:
     """Publishes messages of this worker again, then acknowledges them."""
 
@@ -76,10 +71,10 @@ class Republisher:
         broker: Broker,
         acknowledgements: BulkAcknowledge,
         publisher: Publisher,
-        return_queues: ReturnQueues,
+        addresses: ReturnAddresses,
     ) -> None:
         self._consumer, self._broker = consumer, broker
-        self._acknowledgements, self._publisher, self._return_queues = acknowledgements, publisher, return_queues
+        self._acknowledgements, self._publisher, self._addresses = acknowledgements, publisher, addresses
 
     def send_back(self, request: Any, queue: str, back: ReturnAddress, delay: float, slot_us: int | None) -> None:
         """Publish the message to return after ``delay`` seconds, and acknowledge this copy.
@@ -89,7 +84,7 @@ class Republisher:
         """
         slot = {} if slot_us is None else {"slot": slot_us}
         parcel = parcel_of(request, queue, back, stored_id(request, queue), deadline_of(request, back.ttl))
-        self._republish(request, parcel, delay, {"again": True, **slot}, self._return_queues.declare)
+        self._republish(request, parcel, delay, {"again": True, **slot}, self._addresses.declare)
 
     def redirect(self, request: Any, queue: str) -> None:
         """Publish the message as its sender did, to another queue, and acknowledge this copy.
@@ -103,8 +98,8 @@ class Republisher:
         if self._broker.limits_eta_tasks:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
         for name in {parcel["to"] for parcel, _, _ in parcels}:
-            self._return_queues.note_use(name)
-        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._return_queues.declare)
+            self._addresses.note_use(name)
+        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._addresses.declare)
 
     def acknowledge(self, request: Any) -> None:
         """Acknowledge a message that waits elsewhere from now on, and end its request."""
@@ -148,8 +143,7 @@ class Publisher:
             publish_all(channel, parcels)
             return set()
         missing = self._publish(parcels)
-        declared = {name for name in missing if declare(name)}
-        if declared:
+        if declared := {name for name in missing if declare(name)}:
             missing -= declared
             missing |= self._publish([each for each in parcels if each[0]["to"] in declared])
         return missing

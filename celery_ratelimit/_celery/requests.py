@@ -112,10 +112,7 @@ def is_of_canvas(request: Any) -> bool:
 def deadline_of(request: Any, ttl: float | None) -> int | None:
     """When RabbitMQ would end a message that no worker takes, in microseconds since 1970; ``None``: never.
 
-    Counted from its first delivery. A task with ``expires`` is ended by Celery.
-
-    Args:
-        ttl: seconds for which its queue keeps a message.
+    Counted from its first delivery; ``ttl``: its queue's, in seconds. A task with ``expires`` is ended by Celery.
     """
     message = request.message
     given = message.properties.get("expiration") if isinstance(message.channel, amqp.Channel) else None

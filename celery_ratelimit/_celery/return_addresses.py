@@ -5,11 +5,10 @@ fanout exchange of the return queue alone.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
-* ``Queues.create_missing`` is ``task_create_missing_queues`` (celery/app/amqp.py 62).
+* ``Queues.create_missing`` is ``task_create_missing_queues`` (celery/app/amqp.py 106).
 * ``worker_direct`` is a durable queue of one worker, bound to ``WORKER_DIRECT_EXCHANGE`` (celery/utils/nodenames.py
   14).
-* ``Queue.message_ttl`` is in seconds, the argument ``x-message-ttl`` in milliseconds (kombu/entity.py 573 and
-  kombu/transport/base.py 33).
+* ``to_rabbitmq_queue_arguments`` (kombu/transport/base.py 36) makes the arguments of a declaration.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 from amqp.exceptions import PreconditionFailed
 from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE
 from kombu import Queue
+from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from .publisher import Publisher
 from .saved_message import ReturnAddress
@@ -48,6 +48,7 @@ class ReturnNames:
         self.make_name: Callable[[str], str] = str
         self.queues: dict[str, Queue] = {}
         self.refused: set[str] = set()
+        consumer.ratelimit_refused = self.refused
 
     def name_for(self, queue: str) -> str:
         """The queue by which throttled tasks of ``queue`` return.
@@ -99,29 +100,28 @@ def declared_like(queue: Queue, name: str) -> Queue:
 class ReturnAddresses:
     """Where the throttled tasks of one worker return.
 
-    Attributes:
-        on_new: called soon after a return queue is known to be at the broker.
+    ``on_new`` is called soon after a return queue is known to be at the broker.
     """
 
     def __init__(self, consumer: Any, names: ReturnNames, publisher: Publisher) -> None:
-        self._consumer, self._names, self._publisher = consumer, names, publisher
+        self._consumer, self.names, self._publisher = consumer, names, publisher
         self._known: dict[str, ReturnAddress] = {}
         self._there: set[str] = set()
         self.on_new: Callable[[], None] = lambda: None
 
     def is_there(self, name: str) -> bool:
         """Whether a return queue is at the broker; other brokers than AMQP's need no declaration."""
-        return not self._names.on_amqp or name in self._there
+        return not self.names.on_amqp or name in self._there
 
     def look(self, queue: str) -> None:
         """The worker is about to consume a queue: if its return queue is at the broker, it is consumed as well."""
-        name = self._names.name_for(queue)
-        if name != queue and self._names.on_amqp and self._publisher.refusal_of(_passively(name), reads=True) is None:
+        name = self.names.name_for(queue)
+        if name != queue and self.names.on_amqp and self._has(name, reads=True):
             self._there.add(name)
 
     def attended(self) -> set[tuple[str, str]]:
         """The return queues that this worker consumes, or has left to other workers, each with its queue."""
-        pairs = {(self._names.name_for(queue), queue) for queue in self._names.queues}
+        pairs = {(self.names.name_for(queue), queue) for queue in self.names.queues}
         return {(name, queue) for name, queue in pairs if name != queue and self.is_there(name)}
 
     def forget(self) -> None:
@@ -137,12 +137,12 @@ class ReturnAddresses:
 
     def note_use(self, name: str) -> None:
         """A task is about to be published to a return queue: this worker consumes it if it is of its queues."""
-        if not self.is_there(name) and (queue := self._names.origin_of(name)) != name:
+        if not self.is_there(name) and (queue := self.names.origin_of(name)) != name:
             self.address(queue)
 
     def declare(self, name: str) -> bool:
         """Declare again what was removed from the broker. False: another worker declares it, or it may not be."""
-        queue = next((each for each in self._names.queues.values() if self._names.name_for(each.name) == name), None)
+        queue = self.names.queues.get(self.names.origin_of(name))
         if queue is None:
             return False
         if queue.name == name:
@@ -151,13 +151,16 @@ class ReturnAddresses:
         return self.address(queue.name).queue == name
 
     def _make(self, queue: str) -> ReturnAddress:
-        name, declared = self._names.name_for(queue), self._names.queues.get(queue)
-        if not self._names.on_amqp:
+        name, declared = self.names.name_for(queue), self.names.queues.get(queue)
+        if not self.names.on_amqp:
             return ReturnAddress(name)
-        ttl = _ttl_of(declared) if declared is not None else None
-        may_declare = declared is not None and self._consumer.app.amqp.queues.create_missing
-        if name == queue or not (declared is None or self._is_made(declared, name, may_declare=may_declare)):
-            return ReturnAddress(queue, ttl=ttl)
+        ttl, may_declare = None, False
+        if declared is not None:
+            given = to_rabbitmq_queue_arguments(declared.queue_arguments or {}, message_ttl=declared.message_ttl)
+            ttl = given["x-message-ttl"] / 1e3 if "x-message-ttl" in given else None
+            may_declare = self._consumer.app.amqp.queues.create_missing
+            if name == queue or not self._is_made(declared, name, may_declare=may_declare):
+                return ReturnAddress(queue, ttl=ttl)
         exchange = f"{name}.fanout"  # a queue that `-Q` has made has a direct exchange of its own name
 
         def bind(channel: Any, *, passive: bool) -> None:
@@ -176,8 +179,8 @@ class ReturnAddresses:
         if may_declare:
             why = self._publisher.refusal_of(lambda channel: declared_like(queue, name).bind(channel).queue_declare())
             may_declare = why is None
-        if not may_declare and self._publisher.refusal_of(_passively(name)) is not None:
-            self._names.refused.add(queue.name)
+        if not may_declare and not self._has(name):
+            self.names.refused.add(queue.name)
             logger.warning(
                 "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
                 "%r return to it, behind its other messages. Grant configure, write and read on %r and the exchange "
@@ -196,14 +199,8 @@ class ReturnAddresses:
             self._consumer.call_soon(self.on_new)  # it asks, and waits for an answer: not while the gate is at work
         return True
 
-
-def _passively(name: str) -> Callable[[Any], object]:
-    """Ask whether the broker has a queue."""
-    return lambda channel: channel.queue_declare(name, passive=True)
-
-
-def _ttl_of(queue: Queue) -> float | None:
-    if queue.message_ttl is not None:
-        return float(queue.message_ttl)
-    given = (queue.queue_arguments or {}).get("x-message-ttl")
-    return None if given is None else given / 1e3
+    def _has(self, name: str, *, reads: bool = False) -> bool:
+        """Ask the broker whether it has a queue."""
+        return (
+            self._publisher.refusal_of(lambda channel: channel.queue_declare(name, passive=True), reads=reads) is None
+        )

@@ -21,7 +21,7 @@ from kombu import Queue
 from .bulk_receive import BulkReceive
 from .channel_patches import end_connection_with, pause_while, resume_polling, reuse_client, stop_polling
 from .prefetch import Prefetch
-from .return_addresses import ReturnAddresses, ReturnNames, declared_like
+from .return_addresses import ReturnAddresses, declared_like
 
 __all__ = ["MAX_RETURNED", "ReturnConsumer"]
 
@@ -39,16 +39,11 @@ class ReturnConsumer:
     """
 
     def __init__(
-        self,
-        consumer: Any,
-        names: ReturnNames,
-        prefetch: Prefetch,
-        addresses: ReturnAddresses,
-        bulk_receive: BulkReceive,
+        self, consumer: Any, prefetch: Prefetch, addresses: ReturnAddresses, bulk_receive: BulkReceive
     ) -> None:
-        self._worker_consumer, self._names = consumer, names
+        self._worker_consumer, self._names = consumer, addresses.names
         self._prefetch, self._addresses, self._bulk_receive = prefetch, addresses, bulk_receive
-        addresses.on_new = self._consume_new
+        addresses.on_new = self._update_queues
         self._task_consumer: Any = None
         self._consumer: Any = None
         self.consumer_class: Any = None
@@ -119,13 +114,11 @@ class ReturnConsumer:
         if not self._names.on_amqp:
             (stop_polling if self.paused else resume_polling)(self._consumer.channel)
 
-    def _consume_new(self) -> None:
-        if self._consumer is not None:
-            self._update_queues()
-
     def _update_queues(self) -> None:
         """Consume the return queues, as far as they are there, except return queues consumed by ``-Q a.throttled``."""
         consumer, queues = self._consumer, dict(self._names.queues)
+        if consumer is None:
+            return  # the connection is lost
         if self.paused and self._names.on_amqp:
             queues.clear()
         names = {self._names.name_for(name): queue for name, queue in queues.items()}

@@ -14,7 +14,6 @@ __all__ = [
     "as_sent",
     "copy_in",
     "expires_at",
-    "forget_return",
     "marker_in",
     "marker_in_headers",
     "parcel_in",
@@ -45,7 +44,7 @@ _TRANSPORT_PROPERTIES = (
     *("content_type", "content_encoding", "application_headers", "headers"),
 )
 
-#: A message outside the broker: plain data. It has an ``exchange`` if it returns by one.
+#: A message outside the broker: plain data
 Parcel = dict[str, Any]
 
 
@@ -77,14 +76,6 @@ def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
     if marker:
         del headers[RETURN_HEADER]
     return marker
-
-
-def forget_return(message: Any) -> None:
-    """Undo in a message what its return has changed: it was moved to another queue, and is new there."""
-    marker = without_marker(message.headers)
-    with suppress(AttributeError):
-        del message.ratelimit_marker
-    message.headers.update(eta=marker.get("eta"), **({"CC": marker["CC"]} if "CC" in marker else {}))
 
 
 def marker_in(message: Any) -> dict[str, Any]:
@@ -173,9 +164,7 @@ def parcel_of(
 ) -> Parcel:
     """A request's message, to its return queue; or, if ``back`` is ``None``, as it was sent, to ``queue``.
 
-    Args:
-        id: the id by which the store knows it.
-        deadline: microseconds since 1970 after which it does not run; ``None``: no such time.
+    ``id``: the id by which the store knows it; ``deadline``: microseconds since 1970 after which it does not run.
     """
     message = request.message
     headers = dict(message.headers)
@@ -196,7 +185,7 @@ def parcel_of(
     elif marker:
         headers["eta"] = marker.get("eta")
     parcel = _parcel(message, back.queue if back else queue, headers, expires_at(request))
-    return {**parcel, "exchange": back.exchange} if back and back.exchange else parcel
+    return {**parcel, "exchange": back.exchange if back else ""}
 
 
 def parcel_in(message: Any) -> Parcel:
@@ -218,16 +207,12 @@ def as_sent(parcel: Parcel, copy: Mapping[str, Any] | None = None) -> Parcel:
         headers["CC"] = marker["CC"]
     if copy and "lot" in copy:
         headers[COPY_HEADER] = {"lot": list(copy["lot"]), "id": copy["id"], "copy": copy["copy"]}
-    own = {name: value for name, value in parcel.items() if name != "exchange"}
-    return {**own, "to": marker["queue"], "headers": headers}
+    return {**parcel, "to": marker["queue"], "exchange": "", "headers": headers}
 
 
 def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | None) -> Parcel:
     properties = dict(message.properties or {})
     options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
-    ends = [expires] if expires is not None and options["expiration"] is not None else []
-    if deadline := marker_in_headers(headers).get("deadline"):
-        ends.append(deadline / 1e6)
     return {
         "to": to,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),
@@ -237,14 +222,20 @@ def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | Non
         "headers": headers,
         "priority": options["priority"],
         "delivery_mode": options["delivery_mode"],
-        "expires": min(ends, default=None),
+        "expires": _first(
+            expires if options["expiration"] is not None else None, marker_in_headers(headers).get("deadline")
+        ),
         "properties": properties,
     }
 
 
-def expires_at(request: Any) -> float | None:
-    """When a task expires, in seconds since the epoch; None: never."""
+def expires_at(request: Any, deadline: int | None = None) -> float | None:
+    """When a task expires, or its deadline is if that is sooner, in seconds since the epoch; None: never."""
     at = request.expires
-    if at is None:
-        return None
-    return float((at if at.tzinfo else at.replace(tzinfo=request.tzlocal)).timestamp())
+    if at is not None:
+        at = float((at if at.tzinfo else at.replace(tzinfo=request.tzlocal)).timestamp())
+    return _first(at, deadline)
+
+
+def _first(expires: float | None, deadline: int | None) -> float | None:
+    return min([each for each in (expires, deadline and deadline / 1e6) if each is not None], default=None)

@@ -54,11 +54,11 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
+        publisher = Publisher(self.app, broker)
         self.acknowledgements = BulkAcknowledge(self.timers)
         self.bulk_receive = BulkReceive(broker)
-        self.return_addresses = addresses = ReturnAddresses(consumer, names, publisher)
-        self.consumption = ConsumedQueues(consumer, broker, names, addresses, self.bulk_receive)
+        self.return_addresses = addresses = ReturnAddresses(consumer, ReturnNames(consumer), publisher)
+        self.consumption = ConsumedQueues(consumer, broker, addresses, self.bulk_receive)
         self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, addresses)
 
     def intercept(

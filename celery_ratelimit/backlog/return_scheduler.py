@@ -96,7 +96,6 @@ class ReturnScheduler:
         back = self._worker.return_addresses.address(held.queue)
         deadline = deadline_of(request, back.ttl)
         parcel = parcel_of(request, held.queue, back, held.id, deadline)
-        ends = [each for each in (expires_at(request), deadline and deadline / 1e6) if each is not None]
         return ToPark(
             held.id,
             demand.cost,
@@ -106,7 +105,7 @@ class ReturnScheduler:
             copy=int(copy_in(request.message).get("copy", 0)) + 1,
             token=held.token,
             since=int(marker.get("since", since)),
-            expires=min(ends, default=0.0),
+            expires=expires_at(request, deadline) or 0.0,
             attempt=held.attempt,
             order=self._worker.consumption.broker_order(request.message, held.queue),
             leaves=demand.leaves_in_record,

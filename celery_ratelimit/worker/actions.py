@@ -128,6 +128,11 @@ class Actions:
         if self._outage:
             limit_queue.next_acquire = now + POLL_INTERVAL
             return False
+        try:
+            self._worker.return_addresses.address(pending.queue)
+        except Exception as error:  # of the broker
+            self._hold_on(limit_queue, pending, error, now)
+            return True
         self._batch.add(limit_queue, pending, action, now)
         return True
 

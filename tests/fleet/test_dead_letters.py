@@ -13,7 +13,7 @@ from kombu import Exchange, Queue
 
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
-from tests.rabbitmq import Broker
+from tests.rabbitmq import Broker, RabbitMQ
 
 APP = "tests.apps.rejecting"
 REJECTED = "tests.apps.rejecting.rejected"
@@ -130,6 +130,42 @@ def test_a_task_finds_the_routing_key_that_it_was_sent_with(
             ("shop", f"order.{n}") for n in range(10)
         ]
         assert "parked" in fleet.log()
+
+
+@pytest.mark.slow
+def test_a_policy_for_a_queue_and_its_return_queue(
+    server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """It sets the dead-letter exchange, which no worker knows of."""
+    broker = rabbitmq.broker()
+    bound(broker, "topic", "order.#")
+    host, policy = broker.url.rpartition("/")[2], json.dumps({"dead-letter-exchange": "dlx"})
+    rabbitmq.ctl("set_policy", "-p", host, "dead", r"^jobs(\.throttled)?$", policy)
+    queues = {"task_queues": {"jobs": TOPIC}, "task_default_queue": "jobs"}
+    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url, **queues) as fleet:
+        fleet.start()
+        for index in range(40):
+            fleet.sender.send_task(REJECTED, (index,), exchange="shop", routing_key="order.new")
+        until(lambda: broker.ready("dead") >= 40, 20, "40 dead letters")
+        assert {letter.delivery_info["routing_key"] for letter in dead_letters(broker)} == {"order.new"}
+
+
+@pytest.mark.parametrize("broker_of", [pytest.param("server", marks=pytest.mark.slow), "broker"])
+def test_a_queue_that_expires_is_its_own_return_queue(
+    request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, broker_of: str
+) -> None:
+    """Another one would be left behind, or be deleted with what is in it."""
+    queues = {"task_queues": {"jobs": {**DIRECT, "queue_arguments": {"x-expires": 60_000}}}}
+    url = request.getfixturevalue(broker_of).url
+    with Fleet(server, tmp_path, rate="20/s", broker=url, task_default_queue="jobs", **queues) as fleet:
+        fleet.start()
+        for index in range(30):
+            fleet.send("retry", index)
+        fleet.wait_for(30, 20)
+        assert sorted(start.index for start in fleet.starts()) == list(range(30))
+        assert_never_over(fleet.permits(), 20)
+        if broker_of == "broker":
+            assert not request.getfixturevalue("broker").has("jobs.throttled")
 
 
 # -- Bounds ------------------------------------------------------------------------------------------------------------

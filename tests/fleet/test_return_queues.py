@@ -13,6 +13,7 @@ import redis
 from kombu import Exchange
 
 from celery_ratelimit.backlog.backlog import backlog_of
+from celery_ratelimit.operations.setup_checks import check_workers
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker, RabbitMQ
@@ -116,7 +117,7 @@ def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
         for queue in ("a.throttled", "b.throttled"):
             broker.delete(queue)
         fleet.launch(QUICK, "-Q", "b")
-        until(lambda: broker.consumers("b.throttled") == 1, 20, "the worker")
+        until(lambda: broker.consumers("b") == 1, 20, "the worker")
         sent = send_to_both(fleet, 30)
         until(lambda: done_by(fleet, 0) == sent["b"], 20, "all of its own")
         assert broker.ready("a") == 30
@@ -195,7 +196,8 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
     why: str,
 ) -> None:
     """By a return queue that others have made, else by their own queue."""
-    conf: dict[str, Any] = {"task_queues": {"jobs": {"exchange": "jobs"}}, "task_default_queue": "jobs"}
+    queues = {name: {"exchange": name} for name in ("jobs", "later")}
+    conf: dict[str, Any] = {"task_queues": queues, "task_default_queue": "jobs"}
     if topology != "none":
         broker.declare("jobs.throttled")
     if topology == "exchange":
@@ -204,8 +206,7 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
         conf["task_create_missing_queues"] = False
     url = broker.locked_url if why == "no right" else broker.url
     with Fleet(server, tmp_path, rate="20/s", broker=url, **conf) as fleet:
-        fleet.start(QUICK, *pool)
-        fleet.start(QUICK, *pool)
+        fleet.start(QUICK, "-Q", "jobs", *pool, number=2)
         for index in range(10):
             fleet.send("wait", index)
         fleet.wait_for(10, 20)
@@ -218,6 +219,8 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
         warned = [fleet.log(index).count("may not declare it") for index in (0, 1)]
         assert sum(warned) in ((1, 2) if topology == "none" else (0,))
         assert max(warned) <= 1
+        found = [each for each in check_workers(fleet.sender) if "may not declare the return queue of 'jobs'" in each]
+        assert len(found) == sum(warned)
         assert fleet.log(0).count("Traceback") == 0
         assert broker.has("jobs.throttled") == (topology != "none")
         fleet.stop()
@@ -297,6 +300,7 @@ def test_a_channel_that_the_broker_closes_is_mended(
     swallowed: int,
     pool: tuple[str, ...],
 ) -> None:
+    broker.declare("celery.throttled")
     with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url) as fleet:
         fleet.start(QUICK, *pool)
         fleet.asked("ping")  # else it may not have subscribed to what it is told yet

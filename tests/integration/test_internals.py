@@ -304,9 +304,9 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
-        broker, names = Broker(celerys), ReturnNames(celerys)
-        addresses = ReturnAddresses(celerys, names, Publisher(None, broker))
-        parts = names, Prefetch(celerys), addresses, BulkReceive(broker)
+        broker = Broker(celerys)
+        addresses = ReturnAddresses(celerys, ReturnNames(celerys), Publisher(None, broker))
+        parts = Prefetch(celerys), addresses, BulkReceive(broker)
         for_tasks = consumer_classes(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
@@ -447,6 +447,19 @@ def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> 
     assert task.request.id is None
     announce = {line.strip() for line in source(request.Request._announce_revoked).splitlines()}
     assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
+
+
+def test_a_request_is_rejected_by_its_message() -> None:
+    assert "self._on_reject(logger, self._connection_errors, requeue)" in source(request.Request.reject)
+
+
+def test_what_a_queue_is_declared_with() -> None:
+    from celery.app.amqp import Queues
+    from kombu.transport.base import to_rabbitmq_queue_arguments
+
+    assert [Queues(create_missing=each).create_missing for each in (True, False)] == [True, False]
+    assert to_rabbitmq_queue_arguments({"x-a": 1}, message_ttl=2.5) == {"x-a": 1, "x-message-ttl": 2500}
+    assert to_rabbitmq_queue_arguments({"x-message-ttl": 7}, message_ttl=None) == {"x-message-ttl": 7}
 
 
 def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:

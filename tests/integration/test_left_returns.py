@@ -30,9 +30,8 @@ class Worker:
         self.hub = None
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
-        names = ReturnNames(self)
-        addresses = ReturnAddresses(self, names, Publisher(self.app, broker))
-        self.consumption = ConsumedQueues(self, broker, names, addresses, BulkReceive(broker))
+        addresses = ReturnAddresses(self, ReturnNames(self), Publisher(self.app, broker))
+        self.consumption = ConsumedQueues(self, broker, addresses, BulkReceive(broker))
         self.consumption.watch(lambda message: None)
         self.consumption.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())

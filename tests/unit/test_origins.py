@@ -34,7 +34,7 @@ class Names:
         ("elsewhere", "celery.throttled", "elsewhere"),  # the app has it, other workers consume it
         ("gone", "celery.throttled", "celery"),
         ("gone", "gone", "gone"),
-        ("celery", "emails", None),  # a dead letter, and new there
+        ("celery", "emails", "emails"),  # a dead letter
         (None, "celery", None),
     ],
 )
