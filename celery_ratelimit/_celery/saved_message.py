@@ -49,12 +49,9 @@ Parcel = dict[str, Any]
 
 
 class ReturnAddress(NamedTuple):
-    """Where the throttled tasks of a queue return.
+    """Where the throttled tasks of a queue return: ``exchange`` takes them there with any routing key, if there is one.
 
-    Attributes:
-        queue: the return queue, or the queue itself.
-        exchange: by which messages reach it with any routing key; empty: they reach it by its name.
-        ttl: seconds for which the broker keeps a message of the queue that no worker takes; ``None``: for ever.
+    ``ttl``: seconds for which the broker keeps a message of the queue that no worker takes; ``None``: for ever.
     """
 
     queue: str

@@ -221,6 +221,15 @@ class UnattendedTaskWatcher:
         names = self._outage.ask(self._report, None) if self._backlog.can_park else None
         if names is not None:
             self._reported = set(names)
+            self._find_return_queues()
+
+    def _find_return_queues(self) -> None:
+        """Consume return queues that other workers of the same queues have declared."""
+        addresses = self._worker.return_addresses
+        if len(addresses.attended()) < len(self._worker.consumption.queues):
+            seen = self._outage.ask(self._backlog.register.seen, None)
+            for name, _ in seen.returns if seen is not None else ():
+                addresses.note_use(name)
 
     def close(self) -> None:
         if self._cancel is not None:

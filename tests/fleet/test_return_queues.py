@@ -176,6 +176,17 @@ def test_a_return_queue_is_made_when_a_task_needs_it(
         assert broker.consumers("celery.throttled") == 1, "it is there already"
 
 
+def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """What the other one sends back when it is full is for this one, which may have throttled nothing yet."""
+    with Fleet(server, tmp_path, broker=broker.url) as fleet:
+        fleet.start(QUICK)
+        assert not broker.has("celery.throttled")
+        backlog_of(fleet.sender).register.seen((), [("celery.throttled", "celery")])
+        until(lambda: broker.consumers("celery.throttled") == 1, 25, "its consuming the return queue")
+
+
 @pytest.mark.parametrize(
     ("topology", "pool"),
     [
