@@ -137,7 +137,8 @@ def _is_ours(marker: Any) -> bool:
             return False
         if name in _COUNTS and not _is_count(value):
             return False
-    return bool(marker["queue"]) and ("lot" not in marker or _names_copy(marker))
+    is_delivered = len(str(marker["routing_key"]).encode(errors="replace")) <= 255  # else RabbitMQ's client ends
+    return bool(marker["queue"]) and is_delivered and ("lot" not in marker or _names_copy(marker))
 
 
 def _names_copy(fields: Any) -> bool:

@@ -63,6 +63,13 @@ def test_a_users_own_header_is_nobodys_marker(own: Any) -> None:
     assert back["headers"] == request.message.headers
 
 
+def test_a_routing_key_that_no_broker_delivers_is_of_no_marker() -> None:
+    """RabbitMQ's client takes it for an error of the connection."""
+    for key, found in (("x" * 255, True), ("x" * 256, False), ("é" * 128, False), (None, True)):
+        message = a_request(**{"celery-ratelimit-return": {**BACK, "routing_key": key}}).message
+        assert bool(marker_in(message)) == found
+
+
 def test_a_message_is_read_once_as_long_as_it_has_the_same_headers() -> None:
     message = a_request(**{"celery-ratelimit-return": BACK}).message
     first = marker_in(message)
