@@ -180,6 +180,8 @@ class ReturnAddresses:
             why = self._publisher.refusal_of(lambda channel: declared_like(queue, name).bind(channel).queue_declare())
             may_declare = why is None
         if not may_declare and not self._has(name):
+            if queue.name in self.names.refused:  # noted while this has waited for the broker's answer
+                return False
             self.names.refused.add(queue.name)
             logger.warning(
                 "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
