@@ -32,7 +32,8 @@ from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery import MAX_RETURNED, requests
 from celery_ratelimit._celery.bulk_receive import FIRST_PAUSE, MAX_BYTES, MAX_MESSAGES, MAX_PAUSE
 from celery_ratelimit._celery.pool import Pool, _Job
-from celery_ratelimit._celery.saved_message import Parcel, parcel_of, publish
+from celery_ratelimit._celery.publish_again import publish
+from celery_ratelimit._celery.saved_message import Parcel, ReturnAddress, parcel_of
 from celery_ratelimit.app.plan import AppLimits
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import leases_of, limiter_of
@@ -340,6 +341,7 @@ class Worker:
         )
         self.acknowledgements = SimpleNamespace(close=lambda: None)
         self.timers = self.consumption = self.bulk_receive = self.queue_pauser = self.republisher = self
+        self.return_addresses = self
         self.queues = [QUEUE]
         self.receiving = False
         self._after: Callable[[], None] = lambda: None
@@ -443,6 +445,12 @@ class Worker:
     def return_queue_for(self, queue: str) -> str:
         return settings_of(self.app).return_queue_for(queue)
 
+    def address(self, queue: str) -> ReturnAddress:
+        return ReturnAddress(self.return_queue_for(queue))
+
+    def attended(self) -> set[tuple[str, str]]:
+        return {(self.return_queue_for(QUEUE), QUEUE)}
+
     def pause_return_queues(self, paused: bool, then: Callable[[], None]) -> None:
         self.return_channel.leave(paused)
         if paused:
@@ -490,8 +498,8 @@ class Worker:
         request.acknowledged = request.message.acknowledged = True
         request.message.channel.unacknowledged -= 1
 
-    def send_back(self, request: Request, queue: str, return_queue: str, delay: float, _: Any) -> None:
-        self.publish([(parcel_of(request, queue, return_queue), max(0.0, delay), {})])
+    def send_back(self, request: Request, queue: str, back: ReturnAddress, delay: float, _: Any) -> None:
+        self.publish([(parcel_of(request, queue, back), max(0.0, delay), {})])
         self.fleet.sent_back += 1
         self.acknowledge(request)
 

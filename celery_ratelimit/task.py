@@ -182,8 +182,8 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     demands, shadow = limiter._asker.shadows.split(every)
     wait, granted_at = 0.0, 0
     if demands:
-        policy, now = plan.policy, time.monotonic()
-        how = {"horizon": policy.inline_wait, "claim": policy.claim, "lease_id": run if leased(demands) else ""}
+        policy, now, lease_id = plan.policy, time.monotonic(), run if leased(demands) else ""
+        how = {"horizon": policy.inline_wait, "claim": policy.claim, "lease_id": lease_id}
         try:
             decision = limiter._asker.ask(demands, id=own_id, **how)
         except STORE_TROUBLES as error:
@@ -203,8 +203,8 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             wait, granted_at = decision.retry_after, decision._granted_at
     if shadow:
         limiter._pass_by(shadow, (f"t{task.name}", f"q{queue}"))
-    permit = {"worker": request.hostname, **permit_of(queue, run, granted_at, shadow)}
-    request.delivery_info = {**delivery, PERMIT: permit}
+    permit = permit_of(queue, run, granted_at, shadow)
+    request.delivery_info = {**delivery, PERMIT: {"worker": request.hostname, **permit}}
     time.sleep(wait)
 
 
@@ -247,9 +247,7 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
         requests.throttled_out(task, request, "dropped", report.reason)
     else:
         task.signature_from_request(
-            request,
-            request.args,
-            request.kwargs,
+            *(request, request.args, request.kwargs),
             retries=request.retries,
             argsrepr=getattr(request, "argsrepr", None),
             kwargsrepr=getattr(request, "kwargsrepr", None),

@@ -24,8 +24,10 @@ __all__ = ["Broker", "RabbitMQ", "find_server", "running_node"]
 #: Virtual hosts that are there from the start: they cost nothing measurable, one made by ``rabbitmqctl`` costs 0.7 s.
 HOSTS = 200
 
-#: Who may do everything; the password is the name.
+#: Users who may do everything; the password is the name.
 USERS = ("guest", "other")
+#: A user who may configure all but return queues, and what belongs to them.
+LOCKED = "locked"
 
 #: Debian's wrapper in ``/usr/sbin`` insists on the user ``rabbitmq`` and on the system's node. What it wraps does not.
 _WRAPPED = "/usr/lib/rabbitmq/bin"
@@ -48,6 +50,11 @@ class Broker:
 
     def __init__(self, url: str) -> None:
         self.url = url
+
+    @property
+    def locked_url(self) -> str:
+        """Its address for a user who may not declare return queues."""
+        return self.url.replace("guest:guest", f"{LOCKED}:{LOCKED}")
 
     def ready(self, *queues: str) -> int:
         """Messages of these queues that no consumer has; queues that do not exist have none."""
@@ -79,6 +86,12 @@ class Broker:
         with kombu.Connection(self.url) as connection:
             connection.default_channel.queue_declare(queue, durable=True, auto_delete=False)
 
+    def bind(self, queue: str, exchange: str) -> None:
+        """Declare a fanout exchange for a queue."""
+        with kombu.Connection(self.url) as connection:
+            connection.default_channel.exchange_declare(exchange, "fanout", durable=True, auto_delete=False)
+            connection.default_channel.queue_bind(queue, exchange)
+
     def delete(self, queue: str) -> None:
         """Remove a queue with all that is in it, as somebody with a management page would."""
         with kombu.Connection(self.url) as connection:
@@ -99,6 +112,10 @@ class RabbitMQ:
         number = next(self._unused, None)
         assert number is not None, f"more than {HOSTS} tests use RabbitMQ: raise HOSTS"
         return Broker(f"amqp://guest:guest@127.0.0.1:{self.port}/test{number}")
+
+    def ctl(self, *command: str) -> None:
+        """Run ``rabbitmqctl`` on the node."""
+        subprocess.run([f"{_WRAPPED}/rabbitmqctl", *command], env=self._environment(), check=True, timeout=60)
 
     def start(self, timeout: float = 90.0) -> None:
         """Start the node and return when it takes connections; RuntimeError with its log if it does not."""
@@ -141,9 +158,12 @@ class RabbitMQ:
         hosts = [f"test{number}" for number in range(HOSTS)]
         rights = {"configure": ".*", "write": ".*", "read": ".*"}
         definitions = {
-            "users": [{"name": name, "password": name, "tags": "administrator"} for name in USERS],
+            "users": [{"name": name, "password": name, "tags": "administrator"} for name in (*USERS, LOCKED)],
             "vhosts": [{"name": host} for host in hosts],
-            "permissions": [{**rights, "user": name, "vhost": host} for host in hosts for name in USERS],
+            "permissions": [
+                *[{**rights, "user": name, "vhost": host} for host in hosts for name in USERS],
+                *[{**rights, "user": LOCKED, "vhost": host, "configure": r"^(?!.*\.throttled).*$"} for host in hosts],
+            ],
         }
         files = {
             "definitions.json": json.dumps(definitions),

@@ -27,8 +27,8 @@ from . import message_fields
 from .broker import Broker
 from .bulk_receive import BulkReceive
 from .prefetch import Prefetch
-from .publisher import Publisher
-from .return_queues import ReturnConsumer, ReturnNames
+from .return_addresses import ReturnAddresses, is_temporary
+from .return_queues import ReturnConsumer
 from .saved_message import marker_in
 
 __all__ = ["ConsumedQueues", "consumer_classes"]
@@ -39,12 +39,10 @@ logger = logging.getLogger("celery_ratelimit")
 class ConsumedQueues:
     """The queues of one worker, and its ``prefetch``."""
 
-    def __init__(
-        self, consumer: Any, broker: Broker, names: ReturnNames, publisher: Publisher, bulk_receive: BulkReceive
-    ) -> None:
-        self._consumer, self._broker, self._names = consumer, broker, names
+    def __init__(self, consumer: Any, broker: Broker, addresses: ReturnAddresses, bulk_receive: BulkReceive) -> None:
+        self._consumer, self._broker, self._names = consumer, broker, addresses.names
         self.prefetch = Prefetch(consumer)
-        self._return_consumer = ReturnConsumer(consumer, names, self.prefetch, publisher, bulk_receive)
+        self._return_consumer = ReturnConsumer(consumer, self.prefetch, addresses, bulk_receive)
         self._consumer_class: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
@@ -56,12 +54,17 @@ class ConsumedQueues:
     def correct_queue(self, message: Any) -> None:
         """If a marker names a queue that is not known here, replace it by the queue from which the message came.
 
-        Otherwise the message would be sent back to a queue without a consumer.
+        Otherwise the message would be sent back to a queue without a consumer. A message that was moved to a queue,
+        as a dead letter is, comes from there.
         """
         marker = marker_in(message)
-        if not marker or marker["queue"] in self._names.queues:
+        if not marker:
             return
         came_by = message_fields.stamp_of(message, "ratelimit_queue")
+        if came_by in self._names.queues and came_by not in (queue := marker["queue"], self._names.make_name(queue)):
+            marker["queue"] = came_by
+        if marker["queue"] in self._names.queues:
+            return
         origin = self._names.origin_of(came_by)
         known = self._consumer.app.amqp.queues
         if origin and marker["queue"] not in (came_by, origin) and marker["queue"] not in known:
@@ -110,7 +113,7 @@ class ConsumedQueues:
     def may_pause_queue(self, queue: str) -> bool:
         """False for a queue that the broker would then delete, with its messages."""
         declared = self._names.queues.get(queue)
-        return declared is None or not declared.auto_delete
+        return declared is None or not is_temporary(declared)
 
     def pause_queue(self, queue: str) -> None:
         """Leave the messages of a queue in the broker.

@@ -22,24 +22,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import amqp
 from amqp import spec
-from amqp.exceptions import ChannelError, PreconditionFailed, RecoverableConnectionError, error_for_code
+from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError, error_for_code
 from celery.worker import state
 
 from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .message_fields import stored_id
-from .saved_message import Parcel, parcel_of, publish_all
+from .publish_again import publish_all
+from .requests import deadline_of
+from .saved_message import Parcel, ReturnAddress, parcel_of
+
+if TYPE_CHECKING:
+    from .return_addresses import ReturnAddresses
 
 __all__ = ["NoSuchQueue", "Publisher", "Republisher", "publish_on"]
 
 #: A message, its delay in seconds, and additions to its marker.
 Parcels = Sequence[tuple[Parcel, float, Mapping[str, Any]]]
-#: The declaration of a queue, by its name; None: another worker declares it.
-Declaration = Callable[[str], Any]
+#: Declares a queue by its name. False: another worker has to.
+Declare = Callable[[str], bool]
 
 
 class NoSuchQueue(Exception):
@@ -58,7 +63,7 @@ def publish_on(channel: Any, parcels: Parcels) -> set[str]:
 
 
 class Republisher:
-    """Publishes messages of this worker again, then acknowledges them. ``return_queue`` declares return queues."""
+    """Publishes messages of this worker again, then acknowledges them."""
 
     def __init__(
         self,
@@ -66,33 +71,35 @@ class Republisher:
         broker: Broker,
         acknowledgements: BulkAcknowledge,
         publisher: Publisher,
-        return_queue: Declaration,
+        addresses: ReturnAddresses,
     ) -> None:
         self._consumer, self._broker = consumer, broker
-        self._acknowledgements, self._publisher, self._return_queue = acknowledgements, publisher, return_queue
+        self._acknowledgements, self._publisher, self._addresses = acknowledgements, publisher, addresses
 
-    def send_back(self, request: Any, queue: str, return_queue: str, delay: float, slot_us: int | None) -> None:
+    def send_back(self, request: Any, queue: str, back: ReturnAddress, delay: float, slot_us: int | None) -> None:
         """Publish the message to return after ``delay`` seconds, and acknowledge this copy.
 
         In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
         raises; the message then is still unacknowledged. ``slot_us``: its slot by the store's clock, if it has one.
         """
         slot = {} if slot_us is None else {"slot": slot_us}
-        parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._republish(request, parcel, delay, {"again": True, **slot}, self._return_queue)
+        parcel = parcel_of(request, queue, back, stored_id(request, queue), deadline_of(request, back.ttl))
+        self._republish(request, parcel, delay, {"again": True, **slot}, self._addresses.declare)
 
     def redirect(self, request: Any, queue: str) -> None:
         """Publish the message as its sender did, to another queue, and acknowledge this copy.
 
         A queue that does not exist is declared, as it would be for a task that is sent to it.
         """
-        self._republish(request, parcel_of(request, queue, ""), 0.0, {}, self._as_settings_say)
+        self._republish(request, parcel_of(request, queue, None), 0.0, {}, self._declare_by_settings)
 
     def publish(self, parcels: Parcels) -> set[str]:
         """Publish messages that were parked; returns the queues that do not exist, to which none was published."""
         if self._broker.limits_eta_tasks:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
-        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._return_queue)
+        for name in {parcel["to"] for parcel, _, _ in parcels}:
+            self._addresses.note_use(name)
+        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._addresses.declare)
 
     def acknowledge(self, request: Any) -> None:
         """Acknowledge a message that waits elsewhere from now on, and end its request."""
@@ -100,19 +107,22 @@ class Republisher:
         state.task_ready(request)
 
     def _republish(
-        self, request: Any, parcel: Parcel, delay: float, marker: Mapping[str, Any], declaration: Declaration
+        self, request: Any, parcel: Parcel, delay: float, marker: Mapping[str, Any], declare: Declare
     ) -> None:
-        for missing in self._publisher.publish(request.message.channel, [(parcel, delay, marker)], declaration):
+        for missing in self._publisher.publish(request.message.channel, [(parcel, delay, marker)], declare):
             raise NoSuchQueue(missing)
         self.acknowledge(request)
 
-    def _as_settings_say(self, name: str) -> Any:
-        """A queue as the app's settings have it, without a trace in ``app.amqp.queues``: None if they have none."""
+    def _declare_by_settings(self, name: str) -> bool:
+        """Declare a queue as the app's settings have it, without a trace in ``app.amqp.queues``, if they have one."""
         settings = self._consumer.app.amqp
         queues = settings.queues
-        if name in queues:
-            return queues[name]
-        return settings.Queues((queues.new_missing(name),))[name] if queues.create_missing else None
+        if name not in queues and not queues.create_missing:
+            return False
+        queue = queues[name] if name in queues else settings.Queues((queues.new_missing(name),))[name]
+        if refusal := self._publisher.refusal_of(lambda channel: queue.bind(channel).queue_declare()):
+            raise refusal
+        return True
 
 
 class Publisher:
@@ -123,33 +133,38 @@ class Publisher:
         self._free: list[_Channel] = []
         self._connection: Any = None  # of the free channels
 
-    def publish(self, channel: Any, parcels: Parcels, declaration: Declaration) -> set[str]:
+    def publish(self, channel: Any, parcels: Parcels, declare: Declare) -> set[str]:
         """Publish messages; on another broker than AMQP on ``channel``.
 
-        A queue that does not exist is declared, if ``declaration`` has it. Returns the other ones, to which no message
-        was published.
+        A queue that does not exist is declared, if ``declare`` can. Returns the other ones, to which no message was
+        published.
         """
         if not self._broker.on_amqp:
             publish_all(channel, parcels)
             return set()
-        with self._channel(self._broker.no_event_loop) as own:
-            missing = own.publish(parcels)
-            declared = {name: queue for name in missing if (queue := declaration(name)) is not None}
-            for queue in declared.values():
-                queue.bind(own.channel).queue_declare()
-            if declared:
-                missing -= set(declared)
-                missing |= own.publish([each for each in parcels if each[0]["to"] in declared])
-            return missing
+        missing = self._publish(parcels)
+        if declared := {name for name in missing if declare(name)}:
+            missing -= declared
+            missing |= self._publish([each for each in parcels if each[0]["to"] in declared])
+        return missing
 
-    def declare(self, queue: Any) -> bool:
-        """Declare a queue, on AMQP; False: it exists, with other arguments."""
+    def _publish(self, parcels: Parcels) -> set[str]:
         try:
-            with self._channel(from_pool=False) as own:  # the thread that reads consumes
-                queue.bind(own.channel).queue_declare()
-        except PreconditionFailed:
-            return False
-        return True
+            with self._channel(self._broker.no_event_loop) as own:
+                return own.publish(parcels)
+        except NotFound:  # an exchange: of several messages those before it were published
+            if len(parcels) > 1:
+                raise
+            return {parcels[0][0]["to"]}
+
+    def refusal_of(self, step: Callable[[Any], object], *, reads: bool = False) -> ChannelError | None:
+        """Ask something of AMQP's broker; returns its refusal. ``reads``: called by the thread that reads."""
+        try:
+            with self._channel(self._broker.no_event_loop and not reads) as own:
+                step(own.channel)
+        except ChannelError as error:
+            return error
+        return None
 
     @contextlib.contextmanager
     def _channel(self, from_pool: bool) -> Iterator[_Channel]:
@@ -192,10 +207,11 @@ class _Channel:
         finally:
             handlers.discard(self._on_return)
         returned, self._returned = self._returned, set()
-        return returned
+        queues = {parcel.get("exchange") or parcel["to"]: parcel["to"] for parcel, _, _ in parcels}
+        return {queues[each] for each in returned}
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        self._returned.add(routing_key)
+        self._returned.add(exchange or routing_key)
 
     def _confirm(self) -> None:
         """Wait until the broker has handled all that was published: any question will do."""

@@ -13,6 +13,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   starts.
 * ``Request._announce_revoked`` (celery/worker/request.py), ``Task.request_stack``.
 * ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
+* ``Request.reject`` (celery/worker/request.py 907) rejects an unacknowledged message.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import amqp
 from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery.app.task import Context
@@ -36,12 +38,15 @@ from .saved_message import marker_in, without_marker
 
 __all__ = [
     "PERMIT",
+    "deadline_of",
     "delivery_age",
     "fail",
     "has_arrived",
     "is_of_canvas",
+    "is_past_deadline",
     "note_arrived",
     "queue_of",
+    "reject",
     "remove_marker",
     "revoke",
     "send_throttled_event",
@@ -104,6 +109,30 @@ def is_of_canvas(request: Any) -> bool:
     """Whether other tasks go on when this one ends: it is of a chord, chain or group, or has links."""
     context = request._context
     return any(getattr(context, each, None) for each in ("chord", "chain", "group", "callbacks", "errbacks"))
+
+
+def deadline_of(request: Any, ttl: float | None) -> int | None:
+    """When RabbitMQ would end a message that no worker takes, in microseconds since 1970; ``None``: never.
+
+    Counted from its first delivery; ``ttl``: its queue's, in seconds. A task with ``expires`` is ended by Celery.
+    """
+    message = request.message
+    given = message.properties.get("expiration") if isinstance(message.channel, amqp.Channel) else None
+    if given is not None and (before := marker_in(message).get("deadline")) is not None:
+        return int(before)
+    lives = [each for each in (ttl, None if given is None or request.expires else int(given) / 1e3) if each is not None]
+    return round((time.time() - delivery_age(request) + min(lives)) * 1e6) if lives else None
+
+
+def is_past_deadline(request: Any) -> bool:
+    """Whether a message was delivered after the deadline that it returned with.
+
+    A dead letter has none: RabbitMQ takes its ``expiration`` away.
+    """
+    deadline = marker_in(request.message).get("deadline")
+    if deadline is None or request.message.properties.get("expiration") is None:
+        return False
+    return bool(time.time() - delivery_age(request) >= deadline / 1e6)
 
 
 # -- How it goes on ----------------------------------------------------------------------------------------------------
@@ -206,6 +235,13 @@ def throttled_out(task: Any, context: Context, outcome: str, reason: str) -> Non
         _try(context, "a receiver", lambda: send(sender=task, outcome=outcome, reason=reason, **call))
     finally:
         task.request_stack.pop()
+
+
+def reject(request: Any) -> None:
+    """End a request as RabbitMQ ends a message whose time is over: it has no result, and may be dead-lettered."""
+    logger.info("Task %s[%s] has waited for longer than its queue keeps a message: rejected", request.name, request.id)
+    state.task_ready(request)
+    request.reject(requeue=False)
 
 
 def _end(request: Any) -> None:

@@ -1,4 +1,4 @@
-"""Return queues: their names, and their consumer, on a channel of its own, outside the prefetch.
+"""The consumer of return queues, on a channel of its own, outside the prefetch.
 
 So a throttled task returns however full the worker's prefetch is, and whatever order its queues have. No queue is added
 to ``app.amqp.queues``.
@@ -9,87 +9,24 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   has its ``on_message``.
 * A channel counts what it has handed out by itself: on Redis each has a ``QoS`` and a BRPOP of its own
   (kombu/transport/redis.py 467 and 737), on AMQP the broker counts for each consumer of it.
-* ``worker_direct`` is a durable queue of one worker, bound to ``WORKER_DIRECT_EXCHANGE`` (celery/utils/nodenames.py
-  14).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE
 from kombu import Queue
 
 from .bulk_receive import BulkReceive
 from .channel_patches import end_connection_with, pause_while, resume_polling, reuse_client, stop_polling
 from .prefetch import Prefetch
-from .publisher import Publisher
+from .return_addresses import ReturnAddresses, declared_like
 
-__all__ = ["MAX_RETURNED", "ReturnConsumer", "ReturnNames"]
-
-logger = logging.getLogger("celery_ratelimit")
+__all__ = ["MAX_RETURNED", "ReturnConsumer"]
 
 #: Returned messages that wait in a worker for their turn; on AMQP of each return queue.
 MAX_RETURNED = 500
-
-
-class ReturnNames:
-    """The names of one worker's return queues.
-
-    Attributes:
-        queues: the queues that the worker consumes for tasks, by name, also paused ones.
-        make_name: the return queue's name, by the name of its queue.
-    """
-
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-        self.make_name: Callable[[str], str] = str
-        self.queues: dict[str, Queue] = {}
-
-    def name_for(self, queue: str) -> str:
-        """The queue by which throttled tasks of ``queue`` return.
-
-        A queue of one worker (exclusive, auto-deleted, ``worker_direct``) is its own return queue: another one would be
-        left behind by each worker that there ever was.
-        """
-        found = self.queues.get(queue) or self._consumer.app.amqp.queues.get(queue)
-        if found is not None and _belongs_to_one_worker(found) and self._is_reached_by_name(found):
-            return queue
-        return self.make_name(queue)
-
-    def _is_reached_by_name(self, queue: Queue) -> bool:
-        """Whether a message reaches a queue by its name: a fanout exchange's only on AMQP.
-
-        On Redis the other name is that of a list, and nothing is left of an empty one.
-        """
-        return bool(getattr(queue.exchange, "type", None) != "fanout" or self.on_amqp)
-
-    @property
-    def on_amqp(self) -> bool:
-        """Whether the broker sends messages unasked."""
-        return bool(self._consumer.conninfo.transport.driver_type == "amqp")
-
-    def origin_of(self, name: str) -> str:
-        """The queue whose return queue is ``name``; ``name`` itself, if it is no return queue."""
-        return next((queue for queue in self.queues if self.name_for(queue) == name), name)
-
-    def declaration(self, name: str) -> Queue | None:
-        """The declaration of a queue by which this worker's tasks return; None: of another worker's."""
-        for queue in self.queues.values():
-            if self.name_for(queue.name) == name:
-                return queue if queue.name == name else declared_like(queue, name)
-        return None
-
-
-def _belongs_to_one_worker(queue: Queue) -> bool:
-    return bool(queue.exclusive or queue.auto_delete or queue.exchange == WORKER_DIRECT_EXCHANGE)
-
-
-def declared_like(queue: Queue, name: str) -> Queue:
-    """A queue with the arguments of another one, and no binding: messages are published to it by its name."""
-    return Queue(name, durable=queue.durable, queue_arguments=queue.queue_arguments, max_priority=queue.max_priority)
 
 
 class ReturnConsumer:
@@ -102,10 +39,11 @@ class ReturnConsumer:
     """
 
     def __init__(
-        self, consumer: Any, names: ReturnNames, prefetch: Prefetch, publisher: Publisher, bulk_receive: BulkReceive
+        self, consumer: Any, prefetch: Prefetch, addresses: ReturnAddresses, bulk_receive: BulkReceive
     ) -> None:
-        self._worker_consumer, self._names = consumer, names
-        self._prefetch, self._publisher, self._bulk_receive = prefetch, publisher, bulk_receive
+        self._worker_consumer, self._names = consumer, addresses.names
+        self._prefetch, self._addresses, self._bulk_receive = prefetch, addresses, bulk_receive
+        addresses.on_new = self._update_queues
         self._task_consumer: Any = None
         self._consumer: Any = None
         self.consumer_class: Any = None
@@ -119,6 +57,7 @@ class ReturnConsumer:
         if task_consumer is not self._task_consumer:
             self._begin(task_consumer)
         self._names.queues[queue.name] = queue
+        self._addresses.look(queue.name)
         self._update_queues()
 
     def unfollow(self, task_consumer: Any, queue: str) -> None:
@@ -151,6 +90,7 @@ class ReturnConsumer:
         """The worker has started, or has a new connection."""
         channel = self._worker_consumer.connection.channel()
         self._names.queues.clear()
+        self._addresses.forget()
         self._consumer = self.consumer_class(
             channel,
             auto_declare=False,
@@ -175,8 +115,10 @@ class ReturnConsumer:
             (stop_polling if self.paused else resume_polling)(self._consumer.channel)
 
     def _update_queues(self) -> None:
-        """Consume the return queues of the consumed queues, except return queues consumed by ``-Q a.throttled``."""
+        """Consume the return queues, as far as they are there, except return queues consumed by ``-Q a.throttled``."""
         consumer, queues = self._consumer, dict(self._names.queues)
+        if consumer is None:
+            return  # the connection is lost
         if self.paused and self._names.on_amqp:
             queues.clear()
         names = {self._names.name_for(name): queue for name, queue in queues.items()}
@@ -186,19 +128,11 @@ class ReturnConsumer:
             if name not in names:
                 consumer.cancel_by_queue(name)
         for name, queue in names.items():
-            if not consumer.consuming_from(name):
-                self._declare(consumer.add_queue(declared_like(queue, name)))
+            if not consumer.consuming_from(name) and self._addresses.is_there(name):
+                added = consumer.add_queue(declared_like(queue, name))
+                if not self._names.on_amqp:
+                    added.queue_declare()
                 consumer.consume()
-
-    def _declare(self, queue: Queue) -> None:
-        if not self._names.on_amqp:
-            queue.queue_declare()
-        elif not self._publisher.declare(queue):
-            logger.warning(
-                "The return queue %r is at the broker with other arguments than its queue has: it is used as it is. "
-                "Delete it when it is empty, and it is declared anew",
-                queue.name,
-            )
 
     def _receive(self, message: Any) -> None:
         if self._task_consumer is None:

@@ -1,18 +1,16 @@
-"""A message outside the broker: made from a received one, and published again as it was."""
+"""A message outside the broker, made from a received one. :mod:`.publish_again` publishes it."""
 
 from __future__ import annotations
 
-import inspect
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from typing import Any
-
-from kombu import Producer
+from typing import Any, NamedTuple
 
 __all__ = [
+    "RETURN_HEADER",
     "Parcel",
+    "ReturnAddress",
     "as_sent",
     "copy_in",
     "expires_at",
@@ -20,7 +18,6 @@ __all__ = [
     "marker_in_headers",
     "parcel_in",
     "parcel_of",
-    "publish_all",
     "set_countdown",
     "survivor_in",
     "with_survivor",
@@ -36,10 +33,10 @@ COPY_HEADER = "celery-ratelimit-copy"
 
 #: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
-_ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait"}
+_ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait", "deadline"}
 #: The fields that hold texts (or None, except the queue), and the fields that hold counts.
 _TEXTS = frozenset({"queue", "eta", "exchange", "routing_key", "id"})
-_COUNTS = frozenset({"copy", "since", "slot", "wait"})
+_COUNTS = frozenset({"copy", "since", "slot", "wait", "deadline"})
 
 #: Properties that the transport writes anew at every publish.
 _TRANSPORT_PROPERTIES = (
@@ -47,11 +44,19 @@ _TRANSPORT_PROPERTIES = (
     *("content_type", "content_encoding", "application_headers", "headers"),
 )
 
-#: Parameters of a publish. On some brokers a message can have properties of these names.
-_PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
-
-#: A message outside the broker: plain data.
+#: A message outside the broker: plain data
 Parcel = dict[str, Any]
+
+
+class ReturnAddress(NamedTuple):
+    """Where the throttled tasks of a queue return: ``exchange`` takes them there with any routing key, if there is one.
+
+    ``ttl``: seconds for which the broker keeps a message of the queue that no worker takes; ``None``: for ever.
+    """
+
+    queue: str
+    exchange: str = ""
+    ttl: float | None = None
 
 
 def marker_in_headers(headers: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -132,7 +137,8 @@ def _is_ours(marker: Any) -> bool:
             return False
         if name in _COUNTS and not _is_count(value):
             return False
-    return bool(marker["queue"]) and ("lot" not in marker or _names_copy(marker))
+    is_delivered = len(str(marker["routing_key"]).encode(errors="replace")) <= 255  # else RabbitMQ's client ends
+    return bool(marker["queue"]) and is_delivered and ("lot" not in marker or _names_copy(marker))
 
 
 def _names_copy(fields: Any) -> bool:
@@ -151,15 +157,17 @@ def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**53  # True is no count
 
 
-def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parcel:
-    """A request's message, to ``return_queue``; or, if that is ``""``, as it was sent, to ``queue``.
+def parcel_of(
+    request: Any, queue: str, back: ReturnAddress | None, id: str = "", deadline: int | None = None
+) -> Parcel:
+    """A request's message, to its return queue; or, if ``back`` is ``None``, as it was sent, to ``queue``.
 
-    ``id``: the id by which the store knows it.
+    ``id``: the id by which the store knows it; ``deadline``: microseconds since 1970 after which it does not run.
     """
     message = request.message
     headers = dict(message.headers)
     marker = without_marker(headers)
-    if return_queue:
+    if back:
         first = {
             "queue": queue,
             "eta": headers.get("eta"),
@@ -170,10 +178,12 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
         }
         if "CC" in headers and not marker:
             first["CC"] = headers.pop("CC")
-        headers[RETURN_HEADER] = marker or first
+        kept = {name: value for name, value in (marker or first).items() if name != "deadline"}
+        headers[RETURN_HEADER] = kept if deadline is None else {**kept, "deadline": deadline}
     elif marker:
         headers["eta"] = marker.get("eta")
-    return _parcel(message, return_queue or queue, headers, expires_at(request))
+    parcel = _parcel(message, back.queue if back else queue, headers, expires_at(request))
+    return {**parcel, "exchange": back.exchange if back else ""}
 
 
 def parcel_in(message: Any) -> Parcel:
@@ -195,7 +205,7 @@ def as_sent(parcel: Parcel, copy: Mapping[str, Any] | None = None) -> Parcel:
         headers["CC"] = marker["CC"]
     if copy and "lot" in copy:
         headers[COPY_HEADER] = {"lot": list(copy["lot"]), "id": copy["id"], "copy": copy["copy"]}
-    return {**parcel, "to": marker["queue"], "headers": headers}
+    return {**parcel, "to": marker["queue"], "exchange": "", "headers": headers}
 
 
 def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | None) -> Parcel:
@@ -210,89 +220,20 @@ def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | Non
         "headers": headers,
         "priority": options["priority"],
         "delivery_mode": options["delivery_mode"],
-        "expires": expires if options["expiration"] is not None else None,
+        "expires": _first(
+            expires if options["expiration"] is not None else None, marker_in_headers(headers).get("deadline")
+        ),
         "properties": properties,
     }
 
 
-def publish_all(
-    channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]], *, mandatory: bool = False
-) -> None:
-    """Publish messages, where kombu can (5.7, on Redis) in one batch. If it fails, any number of them was published."""
-    producer = Producer(channel, auto_declare=False)
-    options = {"mandatory": True} if mandatory else {}
-    with producer.batch() if hasattr(producer, "batch") else nullcontext():
-        for parcel, delay, marker in parcels:
-            publish(producer, parcel, delay, marker, **options)
-
-
-def publish(
-    producer: Any,
-    parcel: Parcel,
-    delay: float = 0.0,
-    marker: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> None:
-    """Publish a message to its queue, with a countdown of ``delay`` seconds; ``options`` are for the transport.
-
-    ``marker`` is added to its marker, ``delay`` as ``wait``, in microseconds. Workers go by the marker, whatever this
-    machine's clock says (:func:`set_countdown`), and by ``eta`` where they run without the gate. Its time to live is
-    counted from now.
-    """
-    headers = dict(parcel["headers"])
-    before = marker_in_headers(headers)
-    if before:
-        # Not the ones of an earlier return.
-        kept = {name: value for name, value in before.items() if name not in ("slot", "wait")}
-        wait = {"wait": round(delay * 1e6)} if delay > 0 else {}
-        headers[RETURN_HEADER] = {**kept, **(marker or {}), **wait}
-        headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
-    if _on_amqp(producer):
-        headers.pop("CC", None)  # RabbitMQ would send it to the CC queues once more
-    expires = parcel["expires"]
-    producer.publish(
-        parcel["body"],
-        exchange="",
-        routing_key=parcel["to"],
-        content_type=parcel["content_type"],
-        content_encoding=parcel["content_encoding"],
-        compression=parcel["compression"],
-        headers=headers,
-        priority=_priority(parcel["priority"]),
-        delivery_mode=parcel["delivery_mode"] if parcel["delivery_mode"] in (1, 2) else None,
-        expiration=None if expires is None else max(0.001, expires - time.time()),
-        **_properties(producer, parcel["properties"]),
-        **options,
-    )
-
-
-def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that a publisher may set: RabbitMQ closes the channel on the ``user_id`` of another user."""
-    properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
-    if "user_id" in properties and _on_amqp(producer):
-        connection = producer.connection
-        ours = connection.userid or getattr(connection.transport, "default_connection_params", {}).get("userid")
-        if properties["user_id"] != ours:
-            del properties["user_id"]
-    return properties
-
-
-def _on_amqp(producer: Any) -> bool:
-    connection = producer.connection
-    return connection is not None and connection.transport.driver_type == "amqp"
-
-
-def _priority(given: Any) -> int | None:
-    """The priority as kombu reads it; None if it is no number: kombu would find no queue for it."""
-    try:
-        return int(given)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def expires_at(request: Any) -> float | None:
-    """When a task expires, in seconds since the epoch; None: never."""
+def expires_at(request: Any, deadline: int | None = None) -> float | None:
+    """When a task expires, or its deadline is if that is sooner, in seconds since the epoch; None: never."""
     at = request.expires
-    if at is None:
-        return None
-    return float((at if at.tzinfo else at.replace(tzinfo=request.tzlocal)).timestamp())
+    if at is not None:
+        at = float((at if at.tzinfo else at.replace(tzinfo=request.tzlocal)).timestamp())
+    return _first(at, deadline)
+
+
+def _first(expires: float | None, deadline: int | None) -> float | None:
+    return min([each for each in (expires, deadline and deadline / 1e6) if each is not None], default=None)

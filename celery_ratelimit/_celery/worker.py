@@ -37,7 +37,7 @@ from .consumed_queues import ConsumedQueues
 from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
-from .return_queues import ReturnNames
+from .return_addresses import ReturnAddresses, ReturnNames
 from .timers import Timers
 
 __all__ = ["Worker"]
@@ -62,11 +62,12 @@ class Worker:
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
         self.autoscaling = Autoscaling(consumer)
-        publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
+        publisher = Publisher(self.app, broker)
         self.acknowledgements = BulkAcknowledge(self.timers)
         self.bulk_receive = BulkReceive(broker)
-        self.consumption = ConsumedQueues(consumer, broker, names, publisher, self.bulk_receive)
-        self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, names.declaration)
+        self.return_addresses = addresses = ReturnAddresses(consumer, ReturnNames(consumer), publisher)
+        self.consumption = ConsumedQueues(consumer, broker, addresses, self.bulk_receive)
+        self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, addresses)
 
     def intercept(
         self,

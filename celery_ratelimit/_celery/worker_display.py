@@ -84,9 +84,11 @@ def _located(request: Any, where: str) -> dict[str, str]:
 
 
 def pool_status(state: Any) -> dict[str, Any]:
-    """The number of a worker's processes, its queues, and the mean run times of its tasks in seconds."""
+    """A worker's processes, its queues, the mean run times of its tasks in seconds, and refused return queues."""
     pool, consumer = state.consumer.pool, state.consumer.task_consumer
     ours = getattr(pool, "ratelimit_pool", None)
     means = sorted(ours.mean_runtimes().items(), key=lambda each: -each[1])[:_KINDS] if ours is not None else []
     queues = [queue.name for queue in consumer.queues] if consumer is not None else []
-    return {"processes": processes_of(pool), "queues": queues, "takes": {name: round(mean, 6) for name, mean in means}}
+    takes, refused = {name: round(mean, 6) for name, mean in means}, getattr(state.consumer, "ratelimit_refused", ())
+    status = {"processes": processes_of(pool), "queues": queues, "takes": takes}
+    return {**status, "refused": sorted(refused)} if refused else status

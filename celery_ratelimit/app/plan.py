@@ -280,12 +280,8 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)
-        alike = (
-            other.wire(1) == limit.wire(1)
-            and other.weights == limit.weights
-            and other.priority_reserve == limit.priority_reserve
-        )
-        if not alike or other.shadow != limit.shadow:
+        one, two = [(each.wire(1), each.weights, each.priority_reserve, each.shadow) for each in (other, limit)]
+        if one != two:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "
                 f"but a name is one bucket: give one of them another name="

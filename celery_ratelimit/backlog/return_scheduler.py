@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from .._celery import Worker
+from .._celery.requests import deadline_of
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits, Plan
 from ..limiter.limit_request import LimitRequest
@@ -58,7 +59,6 @@ class ReturnScheduler:
         clock: StoreClock,
     ) -> None:
         self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
-        self._return_queue_for = worker.consumption.return_queue_for
         self._unattended_watcher = UnattendedTaskWatcher(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
         self.rescheduler = Rescheduler(worker, parking, limits, outage)
@@ -96,7 +96,9 @@ class ReturnScheduler:
         """A request's message, as it is parked where ``demand`` is asked."""
         request = held.request
         marker = marker_in(request.message)
-        parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
+        back = self._worker.return_addresses.address(held.queue)
+        deadline = deadline_of(request, back.ttl)
+        parcel = parcel_of(request, held.queue, back, held.id, deadline)
         return ToPark(
             held.id,
             demand.cost,
@@ -106,7 +108,7 @@ class ReturnScheduler:
             copy=int(copy_in(request.message).get("copy", 0)) + 1,
             token=held.token,
             since=int(marker.get("since", since)),
-            expires=expires_at(request) or 0.0,
+            expires=expires_at(request, deadline) or 0.0,
             attempt=held.attempt,
             order=self._worker.consumption.broker_order(request.message, held.queue),
             leaves=demand.leaves_in_record,

@@ -221,6 +221,15 @@ class UnattendedTaskWatcher:
         names = self._outage.ask(self._report, None) if self._backlog.can_park else None
         if names is not None:
             self._reported = set(names)
+            self._find_return_queues()
+
+    def _find_return_queues(self) -> None:
+        """Consume return queues that other workers of the same queues have declared."""
+        addresses = self._worker.return_addresses
+        if len(addresses.attended()) < len(self._worker.consumption.queues):
+            seen = self._outage.ask(self._backlog.register.seen, None)
+            for name, _ in seen.returns if seen is not None else ():
+                addresses.note_use(name)
 
     def close(self) -> None:
         if self._cancel is not None:
@@ -241,9 +250,7 @@ class UnattendedTaskWatcher:
     def _report(self) -> list[str]:
         names = list(self._limits)
         forget, self._returner.empty = self._returner.empty, set()
-        consumption = self._worker.consumption
-        pairs = {(consumption.return_queue_for(queue), queue) for queue in consumption.queues}
-        returns = {pair for pair in pairs if pair[0] != pair[1]} | self._new_return_queues
+        returns = self._worker.return_addresses.attended() | self._new_return_queues
         after = tuning.MISSED_REPORTS * self._pause
         unseen = self._backlog.register.seen(
             names, sorted(returns), sorted(forget), after=after, most=tuning.READ_AT_ONCE

@@ -150,6 +150,11 @@ def check_workers(app: Celery) -> Iterator[str]:
                 "Restart it with this one"
             )
             continue
+        for queue in reply.get("refused", ()):
+            yield (
+                f"worker {worker} may not declare the return queue of {queue!r}: its throttled tasks return behind its "
+                "other messages. Grant configure for it, as the worker's log says, or declare it"
+            )
         if reply["version"] != ours:
             yield f"worker {worker} has version {reply['version']} of this package, and this process {ours}"
         if after and not before[0].now - CLOCK_SKEW <= reply["now"] <= after[0].now + CLOCK_SKEW:

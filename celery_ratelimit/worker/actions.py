@@ -128,6 +128,11 @@ class Actions:
         if self._outage:
             limit_queue.next_acquire = now + POLL_INTERVAL
             return False
+        try:
+            self._worker.return_addresses.address(pending.queue)
+        except Exception as error:  # of the broker
+            self._hold_on(limit_queue, pending, error, now)
+            return True
         self._batch.add(limit_queue, pending, action, now)
         return True
 
@@ -156,9 +161,9 @@ class Actions:
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
         delay = min(action.wait, self._worker.broker.max_hold) - RETURN_EARLY
         try:
-            return_queue = self._worker.consumption.return_queue_for(pending.queue)
+            back = self._worker.return_addresses.address(pending.queue)
             slot_us = self._clock.slot_in(delay + RETURN_EARLY)
-            self._worker.republisher.send_back(pending.request, pending.queue, return_queue, delay, slot_us)
+            self._worker.republisher.send_back(pending.request, pending.queue, back, delay, slot_us)
         except Exception as error:
             self._hold_on(limit_queue, pending, error, now)
             return
@@ -193,10 +198,13 @@ class Actions:
         self._resources.give_up_slot(pending)
 
     def drop_if_revoked(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
-        """End a request that was revoked or has expired. Returns whether it has left."""
-        if not pending.request.revoked():
+        """End a request that was revoked or has expired, or that its broker would have. Returns whether it has left."""
+        is_late = requests.is_past_deadline(pending.request)
+        if not is_late and not pending.request.revoked():
             return False
         self._leave_for_good(limit_queue, pending)
+        if is_late and not self._deduplication.ends(pending):
+            requests.reject(pending.request)
         return True
 
     def drop_if_duplicate(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit import _celery
-from celery_ratelimit._celery import bulk_acknowledge, bulk_receive
-from celery_ratelimit._celery import saved_message as parcels
+from celery_ratelimit._celery import bulk_acknowledge, bulk_receive, publish_again
 from celery_ratelimit.backlog import backlog as parking
 from celery_ratelimit.backlog import return_scheduler, scripts
 from celery_ratelimit.worker import admission, parking_batch
@@ -19,8 +18,8 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "parked, not acknowledged": (return_scheduler.ReturnScheduler, "_acknowledge", "before"),
     "acknowledged, not told": (parking.Backlog, "tells", "before"),
     "before it lets out": (parking.Backlog, "take_due", "before"),
-    "let out, not published": (parcels, "publish", "before"),
-    "the first of several published": (parcels, "publish", "after"),
+    "let out, not published": (publish_again, "publish", "before"),
+    "the first of several published": (publish_again, "publish", "after"),
     "published, not reported": (scripts.Scripts, "confirm", "before"),
     "reported": (scripts.Scripts, "confirm", "after"),
     "back, not told": (admission, "acquire_along", "before"),

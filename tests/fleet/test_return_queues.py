@@ -13,9 +13,10 @@ import redis
 from kombu import Exchange
 
 from celery_ratelimit.backlog.backlog import backlog_of
+from celery_ratelimit.operations.setup_checks import check_workers
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
-from tests.rabbitmq import Broker
+from tests.rabbitmq import Broker, RabbitMQ
 
 QUICK = "--without-mingle"
 APP = "tests.apps.returning"
@@ -116,7 +117,7 @@ def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
         for queue in ("a.throttled", "b.throttled"):
             broker.delete(queue)
         fleet.launch(QUICK, "-Q", "b")
-        until(lambda: broker.consumers("b.throttled") == 1, 20, "the worker")
+        until(lambda: broker.consumers("b") == 1, 20, "the worker")
         sent = send_to_both(fleet, 30)
         until(lambda: done_by(fleet, 0) == sent["b"], 20, "all of its own")
         assert broker.ready("a") == 30
@@ -152,6 +153,106 @@ def test_no_queue_is_invented_where_none_may_be(
         fleet.wait_for(30, 10)
         assert "Traceback" not in fleet.log()
         assert [queue["name"] for queue in fleet.asked("active_queues")] == ["a"], "what Celery says of the worker"
+
+
+def test_a_return_queue_is_made_when_a_task_needs_it(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="10/s", broker=broker.url) as fleet:
+        fleet.start(QUICK, number=2)
+        for index in range(20):
+            fleet.send("wait", index)
+            fleet.send("plain", 100 + index)
+        fleet.wait_for(40, 20)
+        assert not broker.has("celery.throttled"), "no task has needed it"
+        for index in range(200, 230):
+            fleet.send("retry", index)
+        fleet.wait_for(70, 20)
+        until(lambda: broker.consumers("celery.throttled") == 2, 10, "both workers consume it")
+        fleet.kill(0)
+        fleet.kill(1)
+        fleet.workers.clear()
+        fleet.start(QUICK)
+        assert broker.consumers("celery.throttled") == 1, "it is there already"
+
+
+def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """What the other one sends back when it is full is for this one, which may have throttled nothing yet."""
+    with Fleet(server, tmp_path, broker=broker.url) as fleet:
+        fleet.start(QUICK)
+        assert not broker.has("celery.throttled")
+        backlog_of(fleet.sender).register.seen((), [("celery.throttled", "celery")])
+        until(lambda: broker.consumers("celery.throttled") == 1, 25, "its consuming the return queue")
+
+
+@pytest.mark.parametrize(
+    ("topology", "pool"),
+    [
+        pytest.param("none", (), id="none"),
+        pytest.param("queue", (), id="queue"),
+        pytest.param("exchange", (), id="exchange"),
+        pytest.param("none", ("-P", "threads"), id="none-threads", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("why", ["no right", pytest.param("no new queues", marks=pytest.mark.slow)])
+def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
+    server: EmbeddedServer,
+    store: redis.Redis,
+    broker: Broker,
+    tmp_path: Path,
+    topology: str,
+    pool: tuple[str, ...],
+    why: str,
+) -> None:
+    """By a return queue that others have made, else by their own queue."""
+    queues = {name: {"exchange": name} for name in ("jobs", "later")}
+    conf: dict[str, Any] = {"task_queues": queues, "task_default_queue": "jobs"}
+    if topology != "none":
+        broker.declare("jobs.throttled")
+    if topology == "exchange":
+        broker.bind("jobs.throttled", "jobs.throttled.fanout")
+    if why == "no new queues":
+        conf["task_create_missing_queues"] = False
+    url = broker.locked_url if why == "no right" else broker.url
+    with Fleet(server, tmp_path, rate="20/s", broker=url, **conf) as fleet:
+        fleet.start(QUICK, "-Q", "jobs", *pool, number=2)
+        for index in range(10):
+            fleet.send("wait", index)
+        fleet.wait_for(10, 20)
+        assert "return queue" not in fleet.log(0), "no task has needed it"
+        for index in range(100, 160):
+            fleet.send("retry", index)
+        fleet.wait_for(70, 20)
+        assert sorted(start.index for start in fleet.starts()) == [*range(10), *range(100, 160)]
+        assert_never_over([permit for permit in fleet.permits() if permit.index >= 100], 20)
+        warned = [fleet.log(index).count("may not declare it") for index in (0, 1)]
+        assert sum(warned) in ((1, 2) if topology == "none" else (0,))
+        assert max(warned) <= 1
+        found = [each for each in check_workers(fleet.sender) if "may not declare the return queue of 'jobs'" in each]
+        assert len(found) == sum(warned)
+        assert fleet.log(0).count("Traceback") == 0
+        assert broker.has("jobs.throttled") == (topology != "none")
+        fleet.stop()
+        assert broker.ready("jobs", "jobs.throttled") == 0
+
+
+@pytest.mark.slow
+def test_a_broker_with_as_many_queues_as_it_takes(
+    server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """The virtual host is full: of its queues the worker's own come first."""
+    broker = rabbitmq.broker()
+    conf: dict[str, Any] = {"worker_enable_remote_control": False}
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
+        fleet.start(QUICK, "--without-gossip")
+        rabbitmq.ctl("set_vhost_limits", "-p", broker.url.rpartition("/")[2], '{"max-queues": 1}')
+        for index in range(30):
+            fleet.send("retry", index)
+        fleet.wait_for(30, 20)
+        assert fleet.log().count("may not declare it") == 1
+        assert not broker.has("celery.throttled")
 
 
 @pytest.mark.slow
@@ -210,6 +311,7 @@ def test_a_channel_that_the_broker_closes_is_mended(
     swallowed: int,
     pool: tuple[str, ...],
 ) -> None:
+    broker.declare("celery.throttled")
     with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url) as fleet:
         fleet.start(QUICK, *pool)
         fleet.asked("ping")  # else it may not have subscribed to what it is told yet

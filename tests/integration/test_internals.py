@@ -52,7 +52,8 @@ from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import consumer_classes
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
-from celery_ratelimit._celery.return_queues import ReturnConsumer, ReturnNames
+from celery_ratelimit._celery.return_addresses import ReturnAddresses, ReturnNames
+from celery_ratelimit._celery.return_queues import ReturnConsumer
 
 
 def source(thing: object) -> str:
@@ -308,7 +309,8 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
         broker = Broker(celerys)
-        parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker)
+        addresses = ReturnAddresses(celerys, ReturnNames(celerys), Publisher(None, broker))
+        parts = Prefetch(celerys), addresses, BulkReceive(broker)
         for_tasks = consumer_classes(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
@@ -502,6 +504,19 @@ def test_an_autoscaler_wants_a_process_for_each_request_and_looks_at_each_messag
     assert "self.maybe_scale()" in source(autoscale.Autoscaler.body)
     assert "self.qty" in source(autoscale.Autoscaler._maybe_scale)
     Autoscaling(SimpleNamespace(controller=SimpleNamespace(autoscaler=None), hub=None)).update()
+
+
+def test_a_request_is_rejected_by_its_message() -> None:
+    assert "self._on_reject(logger, self._connection_errors, requeue)" in source(request.Request.reject)
+
+
+def test_what_a_queue_is_declared_with() -> None:
+    from celery.app.amqp import Queues
+    from kombu.transport.base import to_rabbitmq_queue_arguments
+
+    assert [Queues(create_missing=each).create_missing for each in (True, False)] == [True, False]
+    assert to_rabbitmq_queue_arguments({"x-a": 1}, message_ttl=2.5) == {"x-a": 1, "x-message-ttl": 2500}
+    assert to_rabbitmq_queue_arguments({"x-message-ttl": 7}, message_ttl=None) == {"x-message-ttl": 7}
 
 
 def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:

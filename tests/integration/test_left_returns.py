@@ -14,7 +14,7 @@ from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import ConsumedQueues
 from celery_ratelimit._celery.publisher import Publisher
-from celery_ratelimit._celery.return_queues import ReturnNames
+from celery_ratelimit._celery.return_addresses import ReturnAddresses, ReturnNames
 from tests.fleet_of import until
 from tests.rabbitmq import Broker
 
@@ -30,8 +30,8 @@ class Worker:
         self.hub = None
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
-        publisher = Publisher(self.app, broker)
-        self.consumption = ConsumedQueues(self, broker, ReturnNames(self), publisher, BulkReceive(broker))
+        addresses = ReturnAddresses(self, ReturnNames(self), Publisher(self.app, broker))
+        self.consumption = ConsumedQueues(self, broker, addresses, BulkReceive(broker))
         self.consumption.watch(lambda message: None)
         self.consumption.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())
@@ -75,6 +75,7 @@ class Worker:
 
 @pytest.fixture
 def worker(broker: Broker) -> Iterator[Worker]:
+    broker.declare("orders.throttled")
     worker = Worker(broker.url)
     with worker.connection, worker.task_consumer:
         yield worker

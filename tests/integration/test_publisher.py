@@ -50,8 +50,14 @@ def a_publisher(connection: Connection) -> Publisher:
     return Publisher(None, WorkersBroker(SimpleNamespace(connection=connection, hub=object())))
 
 
-def nobodys(name: str) -> None:
+def nobodys(name: str) -> bool:
     """No queue is this worker's to declare."""
+    return False
+
+
+def declared(name: str, priorities: int = 3) -> Callable[[Any], object]:
+    """Declares a queue on a channel."""
+    return lambda channel: Queue(name, max_priority=priorities)(channel).queue_declare()
 
 
 def drained(connection: Connection) -> None:
@@ -80,20 +86,22 @@ def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection:
 
 
 def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
-    def declaration(name: str) -> Queue | None:
-        return Queue(name, max_priority=3) if name == "mine" else None
+    publisher = a_publisher(connection)
+
+    def declare(name: str) -> bool:
+        return name == "mine" and publisher.refusal_of(declared(name)) is None
 
     parcels = [a_parcel("mine"), a_parcel("nowhere"), a_parcel("mine")]
-    assert a_publisher(connection).publish(None, parcels, declaration) == {"nowhere"}
+    assert publisher.publish(None, parcels, declare) == {"nowhere"}
     Queue("mine", max_priority=3)(connection.default_channel).queue_declare()
     wait_for_messages(connection, "mine", 2)
 
 
 def test_what_is_declared_otherwise_is_left_as_it_is(connection: Connection) -> None:
     publisher = a_publisher(connection)
-    assert publisher.declare(Queue("mine", max_priority=3))
-    assert publisher.declare(Queue("mine", max_priority=3))
-    assert not publisher.declare(Queue("mine"))
+    assert publisher.refusal_of(declared("mine")) is None
+    assert publisher.refusal_of(declared("mine")) is None
+    assert isinstance(publisher.refusal_of(declared("mine", 4)), amqp.PreconditionFailed)
     assert publisher.publish(None, [a_parcel("mine")], nobodys) == set()
 
 

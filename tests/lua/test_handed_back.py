@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit._celery.saved_message import as_sent, copy_in, marker_in, parcel_of
+from celery_ratelimit._celery.saved_message import ReturnAddress, as_sent, copy_in, marker_in, parcel_of
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.messages import Parked, marker_of, read_parcel
 from tests.conftest import START, Clock
@@ -145,7 +145,7 @@ def test_a_copy_that_was_handed_back_and_sent_back_says_which_it_is(parking: Bac
     message = message_of(handed)
     message.properties, message.body, message.content_type, message.content_encoding = {}, "", "json", "utf-8"
     request = SimpleNamespace(message=message, delivery_info={}, expires=None)
-    parcel = parcel_of(request, "q", "q.throttled", ID)
+    parcel = parcel_of(request, "q", ReturnAddress("q.throttled"), ID)
     again = SimpleNamespace(headers=parcel["headers"])
     assert "celery-ratelimit-copy" not in again.headers
     assert may_run(parking, again)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
+from celery_ratelimit._celery.saved_message import ReturnAddress
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog.backlog import ParkResult, ToPark
@@ -169,6 +170,7 @@ class Bench:
             "was_throttled": lambda request: request.returned,
             "via_return_queue": lambda request: request.via_return_queue,
             "delivery_age": lambda request: 0.0,
+            "is_past_deadline": lambda request: False,
             "remove_marker": lambda request: None,
             "send_throttled_event": lambda request, fields: self.step("announce"),
             "fail": lambda request, error: request.end("failed"),
@@ -193,6 +195,7 @@ class Bench:
                 guarded=lambda function: function,
             ),
             consumption=self,
+            return_addresses=SimpleNamespace(address=lambda queue: ReturnAddress(f"{queue}.throttled")),
             bulk_receive=self,
             republisher=SimpleNamespace(
                 send_back=self._leaves("sent back"),
@@ -445,9 +448,6 @@ class Bench:
 
     def request_more(self, message: Any, most: int = 0) -> None:
         pass
-
-    def return_queue_for(self, queue: str) -> str:
-        return f"{queue}.throttled"
 
     # -- The store -------------------------------------------------------------------------------------------------
 

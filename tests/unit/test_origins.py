@@ -19,6 +19,9 @@ class Names:
     def __init__(self) -> None:
         self.queues = {"celery": None, "emails": None}
 
+    def make_name(self, queue: str) -> str:
+        return f"{queue}.throttled"
+
     def origin_of(self, name: str) -> str:
         return name.removesuffix(".throttled")
 
@@ -31,6 +34,7 @@ class Names:
         ("elsewhere", "celery.throttled", "elsewhere"),  # the app has it, other workers consume it
         ("gone", "celery.throttled", "celery"),
         ("gone", "gone", "gone"),
+        ("celery", "emails", "emails"),  # a dead letter
         (None, "celery", None),
     ],
 )

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+from celery_ratelimit._celery.publish_again import publish
 from celery_ratelimit._celery.saved_message import (
+    ReturnAddress,
     marker_in,
     marker_in_headers,
     parcel_of,
-    publish,
     set_countdown,
 )
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
 BACK = {**MARKER, "lot": ["name", "key"], "id": "1@celery", "copy": 2, "since": 5}
+BACK_BY = ReturnAddress("celery.throttled")
 OF_OTHERS = ["mine", 5, None, [], {}, {"limit": 5}, {"queue": "x"}, {**MARKER, "mine": 1}]
 
 
@@ -49,16 +51,23 @@ class Published:
 def test_a_users_own_header_is_nobodys_marker(own: Any) -> None:
     request = a_request(ratelimit=own)
     assert marker_in(request.message) == {}
-    assert parcel_of(request, "celery", "")["headers"]["ratelimit"] == own
-    parked = parcel_of(request, "celery", "celery.throttled")
+    assert parcel_of(request, "celery", None)["headers"]["ratelimit"] == own
+    parked = parcel_of(request, "celery", BACK_BY)
     assert parked["headers"]["ratelimit"] == own
     assert marker_in_headers(parked["headers"]) == MARKER
     producer = Published()
     publish(producer, parked, 0.0, {"copy": 1, "lot": ("a", "b"), "id": "1", "since": 1})
     assert producer.headers["ratelimit"] == own
     assert marker_in_headers(producer.headers)["copy"] == 1
-    back = parcel_of(a_request(**producer.headers), "celery", "")
+    back = parcel_of(a_request(**producer.headers), "celery", None)
     assert back["headers"] == request.message.headers
+
+
+def test_a_routing_key_that_no_broker_delivers_is_of_no_marker() -> None:
+    """RabbitMQ's client takes it for an error of the connection."""
+    for key, found in (("x" * 255, True), ("x" * 256, False), ("é" * 128, False), (None, True)):
+        message = a_request(**{"celery-ratelimit-return": {**BACK, "routing_key": key}}).message
+        assert bool(marker_in(message)) == found
 
 
 def test_a_message_is_read_once_as_long_as_it_has_the_same_headers() -> None:
@@ -125,8 +134,8 @@ def test_a_users_eta_is_left_alone() -> None:
 
 def test_the_wait_and_the_slot_of_an_earlier_return_are_forgotten() -> None:
     producer = Published()
-    publish(producer, parcel_of(a_request(), "celery", "celery.throttled"), 0.5, {"copy": 1, "slot": 5})
+    publish(producer, parcel_of(a_request(), "celery", BACK_BY), 0.5, {"copy": 1, "slot": 5})
     assert marker_in_headers(producer.headers) == {**MARKER, "copy": 1, "slot": 5, "wait": 500_000}
-    again = parcel_of(a_request(**producer.headers), "celery", "celery.throttled")
+    again = parcel_of(a_request(**producer.headers), "celery", BACK_BY)
     publish(producer, again, 0.0, {"copy": 2})
     assert marker_in_headers(producer.headers) == {**MARKER, "copy": 2}
