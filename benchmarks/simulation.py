@@ -342,6 +342,7 @@ class Worker:
         self.acknowledgements = SimpleNamespace(close=lambda: None)
         self.timers = self.consumption = self.bulk_receive = self.queue_pauser = self.republisher = self
         self.return_addresses = self
+        self.autoscaling = SimpleNamespace(leave_out=lambda waiting: None, update=lambda: None)
         self.queues = [QUEUE]
         self.receiving = False
         self._after: Callable[[], None] = lambda: None
