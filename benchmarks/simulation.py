@@ -343,6 +343,7 @@ class Worker:
         self.timers = self.consumption = self.bulk_receive = self.queue_pauser = self.republisher = self
         self.return_addresses = self
         self.autoscaling = SimpleNamespace(leave_out=lambda waiting: None, update=lambda: None)
+        self.during_soft_shutdown: Callable[..., None] = lambda *_: None
         self.queues = [QUEUE]
         self.receiving = False
         self._after: Callable[[], None] = lambda: None
