@@ -138,6 +138,4 @@ def length_of(seconds: float, what: str) -> int:
 
 def check_permits(permits: Any) -> None:
     if isinstance(permits, bool) or not isinstance(permits, int) or not 1 <= permits < MOST_SETTLED:
-        raise ConfigurationError(
-            f"permits={shown(permits)} must be a whole number of permits, at least 1 and below {MOST_SETTLED}"
-        )
+        raise ConfigurationError(f"permits={shown(permits)} must be a whole number of permits, 1 to {MOST_SETTLED - 1}")

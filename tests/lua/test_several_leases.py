@@ -88,9 +88,15 @@ def test_blocking_callers_of_one_place_do_not_starve_one_of_all(
         thread.start()
     time.sleep(1)
     got: list[bool] = []
-    heavy = threading.Thread(target=lambda: got.append(limiter.acquire(G, cost=4, max_wait=None).allowed), daemon=True)
-    heavy.start()
-    heavy.join(60)
+
+    def heavy() -> None:
+        decision = limiter.acquire(G, cost=4, max_wait=None)
+        got.append(decision.allowed)
+        limiter.release(decision)
+
+    waiting = threading.Thread(target=heavy, daemon=True)
+    waiting.start()
+    waiting.join(60)
     stop.set()
     for thread in threads:
         thread.join()
@@ -108,7 +114,7 @@ def test_the_estimated_wait_does_not_grow_while_places_come_free(server: Embedde
     threads = [threading.Thread(target=light) for _ in range(5)]
     for thread in threads:
         thread.start()
-    time.sleep(12)
+    time.sleep(6)
     decision = limiter.acquire(G, max_wait=3)
     stop.set()
     for thread in threads:
