@@ -27,11 +27,11 @@ import redis
 from .errors import ConfigurationError
 from .limiter.argument_checks import longest_wait, microseconds
 from .limiter.async_store import AsyncStoreRunner
-from .limiter.cached_acquire import CachedAcquireBase
 from .limiter.charge_methods import ChargeMethods
 from .limiter.limiter_base import LimiterBase
 from .limiter.operation import Operation
 from .limiter.permit_methods import PermitMethods
+from .limiter.prepared_acquire import PreparedAcquireBase
 from .limiter.script_operations import Operations
 from .limiter.shadow import KnownShadows
 from .limiter.sync_store import StoreRunner
@@ -79,7 +79,7 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,
         (LimiterBase, "_counted"): lambda limiter, operation, demands, waits: operation,
-        (CachedAcquireBase, "_cached"): lambda limiter, *call: limiter._general(*call),
+        (PreparedAcquireBase, "_prepared"): lambda limiter, *call: limiter._general(*call),
         (KnownShadows, "is_to_look"): lambda shadows, now: False,
         (LimiterBase, "_pass_by"): lambda limiter, shadow, users=(): None,
         (LimiterBase, "_correct"): lambda limiter, shadow, actual: None,

@@ -1,7 +1,7 @@
 -- expire_rate: the stored rate ends after some time; then the code's holds again.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
---        4  history, see include/history.lua
+--        4  history, see include/keep_change.lua
 -- ARGV   1  lasts     us, >= 0; 0: now
 --        2  key       text: of the bucket; '' for the whole limit
 --        3  note      text: who and why, for the history

@@ -35,7 +35,7 @@ local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonum
 --!include lot.lua
 --!fair shares.lua
 --!fair add_task_to_share.lua
---!include bell.lua
+--!include wake_idle_workers.lua
 
 local twice -- whether some tasks of the parking lot in use have several messages
 local is_due, is_new -- whether the parking lot is due at once; whether it was empty

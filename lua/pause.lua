@@ -1,7 +1,7 @@
 -- pause: let nothing through for some time, anywhere. A shorter pause never shortens one that is there.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
---        4  history, see include/history.lua
+--        4  history, see include/keep_change.lua
 -- ARGV   1  lasts     us, >= 0; 0: go on (resume)
 --        2  key       text: of the bucket; '' for the whole limit
 --        3  note      text: who and why, for the history

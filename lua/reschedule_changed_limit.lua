@@ -15,7 +15,7 @@ local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
 --!include spread_due_lots.lua
---!include same_code.lua
+--!include compare_and_note_code.lua
 --!include config_format.lua
 
 if call('EXISTS', DUE_LOTS) == 0 then return {int(now), 0} end

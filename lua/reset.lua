@@ -8,7 +8,7 @@ local NOTE, FIRST_BUCKET = ARGV[1], 2
 --!include prelude.lua
 --!include now.lua
 --!include mark_for_recheck.lua
---!include history.lua
+--!include keep_change.lua
 
 local changed = {} -- one name may stand for a rate and for places
 for i = 1, #KEYS / 5 do

@@ -1,7 +1,7 @@
 -- set_rate: put a rate in the place of the code's, for everyone from the next decision on.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
---        4  history, see include/history.lua
+--        4  history, see include/keep_change.lua
 -- ARGV   1  only      1: only if no rate is stored
 --        2  version   whole, > 0: not if one of this or a later version was there; 0: by hand, the version stays
 --        3  lasts     us, > 0: after which the code's rate holds again; 0: for ever

@@ -1,7 +1,7 @@
 -- set_shadow: put a limit into shadow for everybody, or in force, whatever the code says; or leave it to the code again.
 --
 -- KEYS   1  config of the name, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
---        include/mark_for_recheck.lua; 4  history, see include/history.lua; 5  shadow; 6  arrivals, 7  queues, 8  ends, 9  shadow_report, see
+--        include/mark_for_recheck.lua; 4  history, see include/keep_change.lua; 5  shadow; 6  arrivals, 7  queues, 8  ends, 9  shadow_report, see
 --        simulate_shadow.lua
 -- ARGV   1  flag      1: in shadow; 0: in force; '': as the code says
 --        2  note      text: what only clients read

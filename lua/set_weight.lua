@@ -1,7 +1,7 @@
 -- set_weight: put a weight in the place of the code's, for one of those who share a limit.
 --
 -- KEYS   1  config of the name, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
---        include/mark_for_recheck.lua; 4  history, see include/history.lua; 5  weights, see include/shares.lua
+--        include/mark_for_recheck.lua; 4  history, see include/keep_change.lua; 5  weights, see include/shares.lua
 -- ARGV   1  share     text
 --        2  weight    number, >= 0; '': the code's again
 --        3  note      text: what only clients read

@@ -45,7 +45,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!fair share_weights.lua
 --!include take_task_to_publish.lua
 --!include spread_due_lots.lua
---!include same_code.lua
+--!include compare_and_note_code.lua
 
 local work, horizon = 0, HORIZON_US
 

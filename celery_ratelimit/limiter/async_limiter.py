@@ -16,12 +16,12 @@ from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
-from .cached_acquire import AsyncPermitMethods
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
 from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
+from .prepared_acquire import AsyncPermitMethods
 
 __all__ = ["AsyncLimiter"]
 

@@ -17,12 +17,12 @@ from ..store.keys import DEFAULT_PREFIX
 from ..store.url import client_of, close_client
 from .admin_methods import AdminMethods
 from .blocking_acquire import throttled
-from .cached_acquire import SyncPermitMethods
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
 from .decision_counts import DecisionCounter
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
+from .prepared_acquire import SyncPermitMethods
 from .sync_store import StoreRunner
 
 __all__ = ["Limiter"]

@@ -126,7 +126,7 @@ class SettingOperations:
 
     def history(self, name: str, code: AnyLimit | None) -> Operation[list[Change]]:
         """The changes of a limit, oldest first."""
-        reply = yield from _reply(self._scripts.history, [history_key(self.prefix, name)])
+        reply = yield from _reply(self._scripts.change_history, [history_key(self.prefix, name)])
         return [_read_change(name, code, each) for each in reversed(reply[1:])]
 
     def _changes(self, name: str, key: str | None) -> tuple[str, str, str, str]:

@@ -1,8 +1,7 @@
 """A bell in the store, a pub/sub channel: it wakes idle workers, which then need not poll often.
 
-Scripts ring it (``lua/include/bell.lua``). A ring without a subscriber is lost, so each new subscription counts as a
-ring; and waiting workers still poll from time to time.
-"""
+Scripts ring it (``lua/include/wake_idle_workers.lua``). A ring without a subscriber is lost, so each new subscription
+counts as a ring; and waiting workers still poll from time to time."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def changes_key(prefix: str, name: str) -> str:
 
 
 def history_key(prefix: str, name: str) -> str:
-    """The key of the history of changes of a limit and its keys; see ``lua/include/history.lua``."""
+    """The key of the history of changes of a limit and its keys; see ``lua/include/keep_change.lua``."""
     return bucket_key(prefix, name, "", "history")
 
 
@@ -161,7 +161,7 @@ def declared_key(prefix: str) -> str:
 
 
 def bell_channel(prefix: str, ear: str = "") -> str:
-    """The channel on which scripts wake idle workers (``lua/include/bell.lua`` derives it from a key).
+    """The channel on which scripts wake idle workers (``lua/include/wake_idle_workers.lua`` derives it from a key).
 
     With an ``ear``: the channel of one worker that waits for leases (``lua/include/concurrency_waiters.lua``).
     """

@@ -3,7 +3,7 @@
 -- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
 --
 -- Uses CONFIG_KEY and CONFIG, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
--- HISTORY and NOTE, which says who and why, for keep_change (history.lua).
+-- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua).
 -- Gives config, a table, and its text; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.
 --!include config_format.lua
@@ -27,7 +27,7 @@ end
 local HOUR_US = 3600000000
 
 --!include mark_for_recheck.lua
---!include history.lua
+--!include keep_change.lua
 -- Tasks that wait may have their turns at other times now. Workers look at CHANGES: us of this change, then each end of what is
 -- stored that is to come. It is kept for an hour after the last of them.
 local function tell()

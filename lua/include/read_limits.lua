@@ -40,7 +40,7 @@ for i = 1, NUMBER do
     for part = 3 * i - 1, 3 * i do
         local text = got[part]
         if text and (part % 3 == 2 or text ~= got[part - 1]) then
---!include put_in_force.lua
+--!include apply_stored_config.lua
         end
     end
     limits[i], used[limit.method] = limit, true
@@ -51,7 +51,7 @@ for i = 1, NUMBER do
     local algorithm = algorithms[limit.method]
     limit.algorithm = algorithm
     if limit.in_shadow then
---!include no_op_algorithm.lua
+--!include let_pass_stored_shadow.lua
     elseif algorithm.letter then
         local state = limit.raw
         if not state and algorithm.letter ~= 'l' then state = call('LINDEX', limit.state_key, '0') end

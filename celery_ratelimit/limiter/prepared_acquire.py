@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
     from .sync_store import StoreRunner
 
-__all__ = ["AsyncPermitMethods", "CachedAcquireBase", "SyncPermitMethods"]
+__all__ = ["AsyncPermitMethods", "PreparedAcquireBase", "SyncPermitMethods"]
 
 R = TypeVar("R")
 
@@ -38,7 +38,7 @@ _REPEATABLE = (str, list, tuple)
 _MOST = 1024
 
 
-class CachedCall(NamedTuple):
+class PreparedCall(NamedTuple):
     """A repeated call with its prepared command: one script decides it.
 
     Attributes:
@@ -54,7 +54,7 @@ class CachedCall(NamedTuple):
     quotas: tuple[tuple[str, AnyLimit], ...]
 
 
-class CachedAcquireBase(PermitMethods):
+class PreparedAcquireBase(PermitMethods):
     """Acquire, reserve and return permits; ``acquire`` by prepared calls.
 
     Args:
@@ -65,9 +65,9 @@ class CachedAcquireBase(PermitMethods):
     def __init__(self, quotas: Mapping[str, Any] | None, asker: Any, lowest_first: bool | None) -> None:
         super().__init__(quotas, asker.core.calls.prefix, asker.core, asker.clock, lowest_first)
         self._asker = asker
-        self._calls: dict[Any, CachedCall | None] = {}
+        self._calls: dict[Any, PreparedCall | None] = {}
 
-    def _cached(
+    def _prepared(
         self,
         limits: Limits,
         key: str | None,
@@ -75,8 +75,8 @@ class CachedAcquireBase(PermitMethods):
         cost: int | None,
         priority: int | None,
         max_wait: float | None,
-    ) -> CachedCall | Operation[Decision]:
-        """The cached call; or the operation of a call that takes more than a single script, or is invalid."""
+    ) -> PreparedCall | Operation[Decision]:
+        """The prepared call; or the operation of a call that takes more than a single script, or is invalid."""
         if (
             max_wait != 0
             or priority is not None
@@ -119,7 +119,7 @@ class CachedAcquireBase(PermitMethods):
         )
         return operation
 
-    def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> CachedCall | None:
+    def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> PreparedCall | None:
         """Prepare the call ``asked``, and keep it; ``None``: it does not take exactly one script.
 
         Nor is a call prepared that names a limit of an app's task, which may yet be registered.
@@ -137,13 +137,13 @@ class CachedAcquireBase(PermitMethods):
         ):
             script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])
             command = script.command(*core.calls.of_script(script, demands, ("", 0, 0), None, ()))
-            call = CachedCall(demands, command, asked_of(demands), quotas)
+            call = PreparedCall(demands, command, asked_of(demands), quotas)
         if len(self._calls) >= _MOST:
             self._calls.clear()
         self._calls[asked] = call
         return call
 
-    def _decided(self, call: CachedCall, reply: Any) -> Decision:
+    def _decided(self, call: PreparedCall, reply: Any) -> Decision:
         """Read the reply and count the decision, as the general way of ``acquire`` does."""
         decision = decision_of(call.demands, whole_numbers(reply), self._core.new_id())
         for state in decision.states:
@@ -159,7 +159,7 @@ class CachedAcquireBase(PermitMethods):
             note(counting.counter, call.demands, decision, 0.0)
         return decision
 
-    def _failed(self, call: CachedCall, error: RateLimitError) -> RateLimitError | None:
+    def _failed(self, call: PreparedCall, error: RateLimitError) -> RateLimitError | None:
         """The error to raise; ``None``: make the call in the general way: its script is unknown yet, or the store is
         full.
         """
@@ -170,7 +170,7 @@ class CachedAcquireBase(PermitMethods):
         return impossible(call.demands, error)
 
 
-class SyncPermitMethods(CachedAcquireBase):
+class SyncPermitMethods(PreparedAcquireBase):
     """Acquire, reserve and return permits, for a limiter that blocks."""
 
     _asker: StoreRunner
@@ -188,8 +188,8 @@ class SyncPermitMethods(CachedAcquireBase):
         priority: int | None = None,
         max_wait: float | None = 0.0,
     ) -> Decision:
-        call = self._cached(limits, key, args, cost, priority, max_wait)
-        if not isinstance(call, CachedCall):
+        call = self._prepared(limits, key, args, cost, priority, max_wait)
+        if not isinstance(call, PreparedCall):
             return self._run(call)
         try:
             reply = self._asker.store(self._asker.link.exchange, call.command)
@@ -203,7 +203,7 @@ class SyncPermitMethods(CachedAcquireBase):
     acquire.__doc__ = PermitMethods.acquire.__doc__
 
 
-class AsyncPermitMethods(CachedAcquireBase):
+class AsyncPermitMethods(PreparedAcquireBase):
     """Acquire, reserve and return permits, in an event loop."""
 
     _asker: AsyncStoreRunner
@@ -221,8 +221,8 @@ class AsyncPermitMethods(CachedAcquireBase):
         priority: int | None = None,
         max_wait: float | None = 0.0,
     ) -> Decision:
-        call = self._cached(limits, key, args, cost, priority, max_wait)
-        if not isinstance(call, CachedCall):
+        call = self._prepared(limits, key, args, cost, priority, max_wait)
+        if not isinstance(call, PreparedCall):
             return await self._await(call)
         task = self._asker.start(self._asker.exchange(call.command))
         try:
@@ -239,7 +239,7 @@ class AsyncPermitMethods(CachedAcquireBase):
 
     acquire.__doc__ = PermitMethods.acquire.__doc__
 
-    async def _return_permits(self, call: CachedCall, task: asyncio.Task[Any]) -> None:
+    async def _return_permits(self, call: PreparedCall, task: asyncio.Task[Any]) -> None:
         """Return the permits of a cancelled call, once its reply is there."""
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:

@@ -1,4 +1,4 @@
--- history: what people have changed of a limit, see include/history.lua. Writes nothing.
+-- change_history: what people have changed of a limit, see include/keep_change.lua. Writes nothing.
 --
 -- KEYS   1  history
 -- Reply  us of this clock, then the changes, the newest first
