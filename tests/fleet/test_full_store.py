@@ -68,21 +68,3 @@ def test_parked_tasks_leave_a_store_that_is_full(server: EmbeddedServer, store: 
         until(are_parked_again, 20, "a park")
         number = next(numbers)
         assert sorted(start.index for start in fleet.wait_for(number, 60)) == list(range(number))
-
-
-@pytest.mark.slow
-def test_a_broker_in_the_same_store_has_room(tmp_path: Path) -> None:
-    """What is parked leaves a tenth of the memory to the broker, which could not publish otherwise."""
-    with (
-        embedded_server(options=["--maxmemory", "16mb"]) as small,
-        redis.Redis.from_url(small.url) as client,
-        Fleet(small, tmp_path, rate="150/s") as fleet,
-    ):
-        fleet.start(number=2)
-        for index in range(2 * TASKS):
-            until(lambda: client.info("memory")["used_memory"] < 15.5 * MB, 40, "room for a message")
-            fleet.send("retry", index, headers=LARGE)
-        starts = fleet.wait_for(2 * TASKS, 60)
-        assert sorted(start.index for start in starts) == list(range(2 * TASKS))
-        assert_never_over(fleet.permits(), 150)
-        assert not errors(fleet.log(0) + fleet.log(1))

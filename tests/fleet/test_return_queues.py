@@ -193,7 +193,6 @@ def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
         pytest.param("none", (), id="none"),
         pytest.param("queue", (), id="queue"),
         pytest.param("exchange", (), id="exchange"),
-        pytest.param("none", ("-P", "threads"), id="none-threads", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("why", ["no right", pytest.param("no new queues", marks=pytest.mark.slow)])
