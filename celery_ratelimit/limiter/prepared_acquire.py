@@ -240,7 +240,8 @@ class AsyncPermitMethods(PreparedAcquireBase):
     acquire.__doc__ = PermitMethods.acquire.__doc__
 
     async def _return_permits(self, call: PreparedCall, task: asyncio.Task[Any]) -> None:
-        """Return the permits of a cancelled call, once its reply is there."""
+        """Return the permits of a cancelled call, once its reply is there. It is not counted."""
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
-            await self._await(give_back(self._core, call.demands, "", self._decided(call, task.result())))
+            decision = decision_of(call.demands, whole_numbers(task.result()), self._core.new_id())
+            await self._await(give_back(self._core, call.demands, "", decision))

@@ -483,6 +483,9 @@ def test_a_call_that_is_cancelled_in_mid_request_leaves_its_permit(run: Run) -> 
             left = (await limiter.peek(limit, key=str(step))).remaining
             assert left == int(isinstance(result, asyncio.CancelledError)), f"after {step % 50} steps"
         assert len(cancelled_at) >= 20
+        assert limiter._counting is not None
+        await limiter._counting.send()
+        assert (await limiter.stats("hourly"))["hourly"].permits == 200 - len(cancelled_at), "as its callers have them"
 
     run(test)
 
