@@ -78,16 +78,25 @@ class Throttled(RateLimitError):
         retry_after: seconds until the task or call could have started.
         max_wait: seconds that it would have waited; ``None``: it does not wait, or the queue is full.
         key: of the limit's bucket; ``""``: the limit has a single bucket.
+        max_parked: of the limit, as many tasks are parked; ``None``: another reason.
     """
 
-    def __init__(self, limit: str, retry_after: float, max_wait: float | None = None, key: str = "") -> None:
+    def __init__(
+        self,
+        limit: str,
+        retry_after: float,
+        max_wait: float | None = None,
+        key: str = "",
+        max_parked: int | None = None,
+    ) -> None:
         # A result backend makes it anew from these, perhaps in a process of an older version.
         more = () if max_wait is None and not key else (max_wait, key)
-        super().__init__(limit, retry_after, *more)
+        super().__init__(limit, retry_after, *more if max_parked is None else (max_wait, key, max_parked))
         self.limit = limit
         self.retry_after = retry_after
         self.max_wait = max_wait
         self.key = key
+        self.max_parked = max_parked
 
     def __str__(self) -> str:
         key = f", key {self.key!r}" if self.key else ""
@@ -96,6 +105,8 @@ class Throttled(RateLimitError):
             # The task has waited for the rest already: this error does not know how long.
             used_up = "" if self.retry_after > self.max_wait else " with what it has waited before"
             beyond = f"{used_up}, beyond max_wait={self.max_wait:g} s"
+        if self.max_parked is not None:
+            beyond = f", and {self.max_parked} tasks wait already (max_parked)"
         return f"throttled by limit {self.limit!r}{key}: a permit is free in {self.retry_after:.3f} s{beyond}"
 
 

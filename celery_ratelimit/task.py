@@ -98,8 +98,9 @@ class RateLimitedTask(RateLimitedMixin, Task):
         inline_wait: seconds that a task which is slightly early may be held in the worker, in every mode. Default:
             0.02; 0 if all limits are :class:`~celery_ratelimit.Concurrency`.
         max_wait: seconds; a task whose slot is further away is given up. ``None``, the default: it waits for ever.
-        overflow: handling of a task that is given up, or finds a leaky bucket full: ``"fail"`` (the default),
-            ``"drop"``, or the name of a queue, to which it is sent unchanged and where it waits without a bound.
+        overflow: handling of a task that is given up, or finds a leaky bucket full or ``max_parked`` tasks parked:
+            ``"fail"`` (the default), ``"drop"``, or the name of a queue, to which it is sent unchanged and where it
+            waits without a bound.
         coalesce: of equal tasks of this name that wait in the store, one stays: ``"newest"`` (at the position of the
             task that it replaces) or ``"oldest"``. The others end as REVOKED, with a reason that names the task that
             stays. For work that is done once for all callers: a refresh, a sync. Tasks of a chord, chain or group, and

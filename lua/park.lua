@@ -6,7 +6,7 @@
 --        3  memory    us, > 0: for how long a call may come late
 --        4+           for each parking lot: the key of its bucket, text; us until the first poll of the parking lot if it is empty now;
 --                     number of messages that follow; number of values after them;
---                     for each message nine:
+--                     for each message ten:
 --                     since    us: when the task was first throttled; 0: now, and the task goes behind tasks of equal priority
 --                     expires  us; 0: never
 --                     id       text
@@ -15,6 +15,7 @@
 --                     token    names this delivery of the message
 --                     attempt  0; more: the replies to earlier calls for this delivery were lost, and they may come late
 --                     weight   of its share, in the code; '': the limit is not fair
+--                     bound    >= 1: park it only if fewer tasks are parked, unless it was parked before; '': no bound
 --                     record   from the field `order` on, see include/task_record.lua, with the message
 --                     and pairs of an id and a token: of messages that were parked before, and are acknowledged by now
 -- Reply  for each message two values, its outcome and what belongs to it:
@@ -24,12 +25,13 @@
 --                  The same if an earlier call for this delivery has parked it, also if the task was returned since
 --        empty     0: no task is parked, or a later attempt was made before
 --        full      cost in permits of the tasks before it, which is `most` or more
+--        no_room   the same, and as many tasks are parked as its bound says. A task that waits in the place of another one needs no room
 --        replaced  the id of another task, which waits in its place
 --
 -- Of duplicates one stays, at the place of the one that was first throttled. If the new message stays, the message of the other task is
 -- marked with the id of the new task (`survivor`). The other task is returned like an expired task, and the worker that receives it ends it.
 -- Writes the parking lots; no time to live: they hold work
-local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), 9
+local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), 10
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
@@ -40,7 +42,7 @@ local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonum
 local twice -- whether some tasks of the parking lot in use have several messages
 local is_due, is_new -- whether the parking lot is due at once; whether it was empty
 
-local function park(since, expires, id, cost, copy, token, attempt, weight, sent)
+local function park(since, expires, id, cost, copy, token, attempt, weight, bound, sent)
     local order, share, unique, new_survivor = match(sent, '^(%-?%d+) %d* ([^ ]*) ([^ ]*) [^ ]* [^ ]* ([^ ]*) ')
     local entry, is_there, again = nil, nil, copy > 1
     if not shares or weight == '' then share = nil end
@@ -111,6 +113,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
         ahead = ceil(ahead * max(0, call('ZCOUNT', PARKED, '-inf', int(place)) - one) / max(1, parked - one))
     end
     if MOST ~= -1 and ahead >= MOST then return 'full', ahead end
+    if bound ~= '' and not other and not again and number >= tonumber(bound) then return 'no_room', ahead end
 
     if chosen then -- this is the one that may run, under a number that no other has
         copy = max(copy, newest + 1)
@@ -151,8 +154,9 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     acknowledged(last, last + ARGV[at + 3] - 1)
     twice, is_due, is_new = call('EXISTS', VALID_COPY) == 1, false, false
     for i = first, last - 1, FIELDS do
-        local since, expires, id, cost, copy, token, attempt, weight, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1], said[#said + 2] = park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, sent)
+        local since, expires, id, cost, copy, token, attempt, weight, bound, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1], said[#said + 2] =
+            park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, bound, sent)
     end
     if is_due or is_new or not call('ZSCORE', DUE_LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', DUE_LOTS) == 0 -- else whoever can look does

@@ -280,7 +280,7 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)
-        one, two = [(each.wire(1), each.weights, each.priority_reserve, each.shadow) for each in (other, limit)]
+        one, two = [(x.wire(1), x.weights, x.priority_reserve, x.shadow, x.max_parked) for x in (other, limit)]
         if one != two:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "

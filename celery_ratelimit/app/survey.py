@@ -52,7 +52,8 @@ def limits_shown(app: Any) -> str:
         held_for = _named("task", tasks) + _named("queue", queues)
         by_key = f", by {limit.key!r}" if isinstance(limit.key, str) else ", by key" if limit.key is not None else ""
         in_shadow = ", in shadow" if limit.shadow else ""
-        lines.append(plain(f"  . {limit}{by_key}{in_shadow} ({'; '.join(held_for)})"))
+        parked = f", at most {limit.max_parked} parked" if limit.max_parked is not None else ""
+        lines.append(plain(f"  . {limit}{by_key}{in_shadow}{parked} ({'; '.join(held_for)})"))
     return "\n".join(lines)
 
 
@@ -119,6 +120,12 @@ def _of_tasks(app: Any, settings: Settings, consumed: Collection[str]) -> Iterat
                 f"{where} has Celery's rate_limit={task.rate_limit!r}, which each worker counts for itself, beside its "
                 "limits: both hold. Leave one of them out"
             )
+        for limit in plan.limits if plan.policy.waits and not plan.parks else ():
+            if limit.max_parked is not None:
+                yield (
+                    f"{where}: max_parked={limit.max_parked} of limit {limit.name!r} does not bound it, as it is never "
+                    "parked: throttle='wait', or a leaky bucket with a capacity, leaves its backlog in the broker"
+                )
         overflow = plan.policy.overflow
         if overflow not in (*OVERFLOWS, *app.amqp.queues, *consumed):
             hint = _perhaps(overflow, [*app.amqp.queues, *OVERFLOWS])

@@ -93,6 +93,7 @@ class ToPark(NamedTuple):
         order, leaves, unique: see ``lua/include/task_record.lua``.
         share: the task's share of a fair limit, see ``lua/include/shares.lua``; ``None``: the limit is not fair.
         weight: of its share, in the code.
+        max_parked: park it only if fewer tasks are parked, unless it was parked before; ``None``: no bound.
     """
 
     id: str
@@ -110,6 +111,7 @@ class ToPark(NamedTuple):
     unique: str = ""
     share: str | None = None
     weight: float = USUAL
+    max_parked: int | None = None
 
 
 class ParkResult(NamedTuple):
@@ -117,7 +119,8 @@ class ParkResult(NamedTuple):
 
     Attributes:
         outcome: ``parked``; ``empty``: no task is parked there, or a later attempt to park the message was made;
-            ``full``: ``ahead`` has reached the bound; ``replaced``: another task waits in its place.
+            ``full``: ``ahead`` has reached the bound; ``no_room``: as many tasks are parked as its ``max_parked``;
+            ``replaced``: another task waits in its place.
         ahead: permits that the tasks ahead cost.
         survivor: the id of the task that waits in its place.
     """

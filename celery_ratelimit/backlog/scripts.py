@@ -192,7 +192,7 @@ def arguments_of(
         for each in messages:
             weight = "" if each.share is None else repr(each.weight)
             arguments += [each.since, int(each.expires * 1e6), each.id, each.cost, each.copy, each.token, each.attempt]
-            arguments += [weight, record_of(each)]
+            arguments += [weight, "" if each.max_parked is None else each.max_parked, record_of(each)]
         arguments += acknowledged
     return arguments
 

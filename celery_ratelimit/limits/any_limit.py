@@ -63,6 +63,8 @@ class AnyLimit:
         def priority_reserve(self) -> Any: ...
         @property
         def shadow(self) -> bool: ...
+        @property
+        def max_parked(self) -> int | None: ...
         def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]: ...
 
 
@@ -94,6 +96,14 @@ def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) 
             "share the limit: say with fair= who that is, as in fair='{tenant_id}'"
         )
     return weights if isinstance(weights, Weights) else Weights(who, {} if weights is None else weights)
+
+
+def check_max_parked(who: str, max_parked: Any) -> None:
+    if max_parked is not None and (type(max_parked) is not int or not 1 <= max_parked < 2**53):
+        raise ConfigurationError(
+            f"{who}: max_parked={shown(max_parked)} must be a whole number of at least 1, or None: any number. "
+            "A task that must not be parked has throttle='drop' or 'fail'"
+        )
 
 
 def check_missing_key(who: str, missing_key: Any, key: Any) -> None:

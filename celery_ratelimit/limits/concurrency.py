@@ -8,7 +8,15 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .any_limit import AnyLimit, check_cost, check_missing_key, check_name_and_keys, check_shadow, is_number
+from .any_limit import (
+    AnyLimit,
+    check_cost,
+    check_max_parked,
+    check_missing_key,
+    check_name_and_keys,
+    check_shadow,
+    is_number,
+)
 from .weights import Weights
 
 __all__ = ["NO_SHADOW", "Concurrency"]
@@ -38,7 +46,7 @@ class Concurrency(AnyLimit):
         lease: seconds after which the lease of a killed holder expires. A lease is renewed every third of this time, so
             a task may run for much longer.
         per_worker: see :class:`Limit`.
-        fair, weights: see :class:`Limit`.
+        fair, weights, max_parked: see :class:`Limit`.
         shadow: an error: a :class:`Concurrency` cannot be in shadow.
 
     Raises:
@@ -62,6 +70,7 @@ class Concurrency(AnyLimit):
     fair: str | Callable[..., str] | None = None
     weights: Mapping[str, float] = Weights("", {})
     shadow: bool = False
+    max_parked: int | None = None
 
     method: ClassVar[str] = "concurrency"
     algorithm: ClassVar[str] = "concurrency"
@@ -77,6 +86,7 @@ class Concurrency(AnyLimit):
         self._check_cost(who)
         check_missing_key(who, self.missing_key, self.key)
         check_shadow(who, self.shadow)
+        check_max_parked(who, self.max_parked)
         if self.shadow:
             raise ConfigurationError(f"{who}: {NO_SHADOW}")
         weights = check_name_and_keys(who, self.name, self.key, self.fair, self.weights)

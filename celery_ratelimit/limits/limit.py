@@ -8,7 +8,15 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .any_limit import AnyLimit, check_cost, check_missing_key, check_name_and_keys, check_shadow, is_number
+from .any_limit import (
+    AnyLimit,
+    check_cost,
+    check_max_parked,
+    check_missing_key,
+    check_name_and_keys,
+    check_shadow,
+    is_number,
+)
 from .fitting import WINDOWS, check_exact, check_room_for_costs
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
@@ -91,6 +99,8 @@ class Limit(AnyLimit):
             distances, so an upstream that counts strict windows sees them closer together. The headroom lengthens a
             window, or lowers its count if the window is aligned to the clock.
         shadow: only simulates the limit, which then delays nothing. ``docs/shadow.md``.
+        max_parked: most tasks that are parked for the limit, or for each key of it. Another throttled task is handled
+            by its ``overflow``. Default: any number. ``docs/parking.md``.
 
     Raises:
         ConfigurationError: an unreadable rate, an impossible value, or an option of another algorithm.
@@ -123,6 +133,7 @@ class Limit(AnyLimit):
     fair: str | Callable[..., str] | None = None
     weights: Mapping[str, float] = Weights("", {})
     shadow: bool = False
+    max_parked: int | None = None
 
     def __init__(
         self,
@@ -146,6 +157,7 @@ class Limit(AnyLimit):
         fair: str | Callable[..., str] | None = None,
         weights: Mapping[str, float] | None = None,
         shadow: bool = False,
+        max_parked: int | None = None,
     ) -> None:
         given = {each: value for each, value in locals().items() if each != "self"}
         # A frozen dataclass has no other way to set what its own __init__ was given.
@@ -154,6 +166,7 @@ class Limit(AnyLimit):
         who = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
         parse_rate(rate)
         check_shadow(who, shadow)
+        check_max_parked(who, max_parked)
         check_missing_key(who, missing_key, key)
         if algorithm not in ALGORITHMS:
             places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
@@ -200,6 +213,11 @@ class Limit(AnyLimit):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"{who}: {option}={shown(value)} must be a whole number of at least {least}")
+        if self.capacity is not None and self.max_parked is not None:
+            raise ConfigurationError(
+                f"{who}: max_parked={self.max_parked} is about parked tasks, and a leaky bucket with a capacity parks "
+                "none: leave one of the two out"
+            )
         if self.sub_windows > _MOST_SUB_WINDOWS:
             raise ConfigurationError(
                 f"{who}: sub_windows={shown(self.sub_windows)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "

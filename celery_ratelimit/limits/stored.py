@@ -158,7 +158,8 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
     """The limit that is stored as ``said``; options that are not stored are those of the code's limit."""
     ours: dict[str, Any] = {}
     if code is not None:
-        ours = {each: getattr(code, each) for each in ("key", "missing_key", "per_worker", "fair", "weights")}
+        kept = ("key", "missing_key", "per_worker", "fair", "weights", "max_parked")
+        ours = {each: getattr(code, each) for each in kept}
     if isinstance(code, Limit):
         ours["shadow"] = code.shadow
     if isinstance(code, Concurrency):

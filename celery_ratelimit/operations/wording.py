@@ -114,6 +114,8 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
     row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
+    if config.code is not None and config.code.max_parked is not None:
+        lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("stored", row["STORED"]),

@@ -150,9 +150,10 @@ class Actions:
         elif result.outcome == "replaced":
             self._leave_for_good(queue, pending)
             self._deduplication.end_coalesced(pending, result.survivor)
-        elif result.outcome == "full":
+        elif result.outcome in ("full", "no_room"):
             wait = action.wait + result.ahead * interval
-            self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
+            full = result.outcome == "no_room"
+            self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait, full), now)
         else:
             why = outcome_of(queue, pending, demand, action.wait + result.ahead * interval, now, what="parked")
             self._resources.leave(queue, pending)

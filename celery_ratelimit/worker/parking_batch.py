@@ -123,6 +123,8 @@ class ParkingBatch:
             left = max_wait - action.wait - (now - pending.arrived_at)
             most = max(0, 1 + int(left / interval + ROUNDING))
         packed = self._attendant.to_park(pending, action.demand, action.since)
+        if pending.queue != pending.plan.policy.overflow:  # there a task waits without a bound
+            packed = packed._replace(max_parked=action.demand.limit.max_parked)
         limit_queue.start_parking(pending)
         self._waiting.append(PendingPark(limit_queue, pending, action, packed, most))
         size = sum(len(each.packed.message) for each in self._waiting)

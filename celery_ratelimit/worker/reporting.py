@@ -208,7 +208,7 @@ class ThrottleReport:
         stored: the rate stored in the place of the code's, and by which person: ``20/s set by anna``; empty: none.
         max_wait: seconds; the slot is further away than this; ``None``: another reason.
         waited: seconds that the task has waited already.
-        queue_full: the queue is full.
+        queue_full: the queue is full, or the limit has no room for another parked task.
         to: the queue that the task is diverted to.
     """
 
@@ -261,8 +261,9 @@ class ThrottleReport:
     @property
     def error(self) -> Throttled:
         """The error of a task that is given up."""
-        assert self.limit is not None
-        return Throttled(self.limit, self.retry_after, self.max_wait, self.key)
+        assert self.demand is not None
+        max_parked = self.demand.limit.max_parked if self.queue_full else None
+        return Throttled(self.demand.name, self.retry_after, self.max_wait, self.key, max_parked)
 
     def __str__(self) -> str:
         if self.demand is None:
@@ -275,6 +276,8 @@ class ThrottleReport:
 
     def _when(self) -> str:
         seconds = f"{self.retry_after:.3f} s"
+        if self.queue_full and (most := self.error.max_parked) is not None:
+            return f"as {most} tasks wait already (max_parked), and its turn would be in {seconds}"
         if self.queue_full:
             return f"as there is no room to wait, but in {seconds}"
         if self.max_wait is not None:
@@ -282,9 +285,7 @@ class ThrottleReport:
             return f"as its turn would be in {seconds}{after}, beyond max_wait={self.max_wait:g} s"
         if self.what in ("dropped", "failed"):
             return f"a permit is free in {seconds}"
-        if self.retry_after > NO_END:
-            return "its turn comes when the limit is resumed"
-        return f"its turn is in {seconds}"
+        return "its turn comes when the limit is resumed" if self.retry_after > NO_END else f"its turn is in {seconds}"
 
     def fields(self) -> dict[str, Any]:
         """The fields of the event and the signal."""

@@ -121,6 +121,12 @@ def impatient_tenant(index: int, tenant: str) -> int:
     return index
 
 
+@app.task(base=RateLimitedTask, limits=Limit(RATE, key="{tenant}", max_parked=5), overflow="drop")
+def bounded(index: int, tenant: str) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=Limit("100/s", burst=10, cost=lambda index, weight: weight))
 def weighed(index: int, weight: int) -> int:
     note(index)

@@ -139,6 +139,18 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
     assert tenant["drains_in"] == pytest.approx(5.0, abs=0.01)
 
 
+def test_status_shows_the_bound_of_parked_tasks(run: Run, app: Celery) -> None:
+    for name, key in (("bounded", "{tenant}"), ("whole", None)):
+
+        @app.task(base=RateLimitedTask, name=name, limits=Limit("5/s", name=name, key=key, max_parked=9), shared=False)
+        def bounded(tenant: str) -> None: ...
+
+    park(app, "bounded", 2, key="7", task="bounded")
+    assert "  parked          2 (no worker), at most 9 for each key, the oldest for " in run("status", "bounded").output
+    assert "  parked          0, at most 9\n" in run("status", "whole").output
+    assert "at most" not in run("status", "stripe").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -36,6 +36,7 @@ messages = st.builds(
     unique=st.sampled_from(["", "", "nab", "oab", "ncd"]),
     share=st.none(),  # of a limit that is fair every task has one
     weight=st.just(1.0),
+    max_parked=st.sampled_from([None, None, 1, 2, 3]),
 )
 calls = st.lists(
     st.tuples(

@@ -137,6 +137,7 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.admission: list[ParkResult] = []  # of the lot
+        self.bounds: list[int | None] = []  # of tasks that the lot was asked to park
         for module in (
             queue_processor,
             request_queues,
@@ -174,7 +175,7 @@ class Bench:
             "remove_marker": lambda request: None,
             "send_throttled_event": lambda request, fields: self.step("announce"),
             "fail": lambda request, error: request.end("failed"),
-            "revoke": lambda request, reason: request.end("dropped"),
+            "revoke": lambda request, outcome, reason: request.end("dropped"),
         }.items():
             monkeypatch.setattr(gate.requests, name, value)
         worker: Any = SimpleNamespace(
@@ -618,6 +619,7 @@ class Bench:
 
     def parks(self, requests_of: Any, *, only_behind: bool, **_: Any) -> Any:
         self.attempts.append([packed.attempt for requests in requests_of.values() for _, packed in requests])
+        self.bounds += [packed.max_parked for requests in requests_of.values() for _, packed in requests]
         yield lambda: self.step("park")
         self.together_parked.append(sum(map(len, requests_of.values())))
         return {

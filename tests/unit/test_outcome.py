@@ -14,6 +14,7 @@ from celery_ratelimit.worker.reporting import ThrottleReport
 
 STRIPE = LimitRequest(Limit("100/s", name="stripe"), "stripe")
 TENANT = LimitRequest(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant", "tenant:7")
+BOUNDED = LimitRequest(Limit("5/s", name="bounded", max_parked=9), "bounded")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,15 @@ TENANT = LimitRequest(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "te
             "throttled by limit 'stripe' (100/s): failed, as there is no room to wait, but in 0.200 s",
         ),
         (
+            ThrottleReport("dropped", 12.34, BOUNDED, queue_full=True),
+            "throttled by limit 'bounded' (5/s): dropped, "
+            "as 9 tasks wait already (max_parked), and its turn would be in 12.340 s",
+        ),
+        (
+            ThrottleReport("parked", 12.34, BOUNDED),
+            "throttled by limit 'bounded' (5/s): parked, its turn is in 12.340 s",
+        ),
+        (
             ThrottleReport("parked", 1, LimitRequest(Concurrency(4, name="gpu"), "gpu")),
             "throttled by limit 'gpu' (4 at once): parked, its turn is in 1.000 s",
         ),
@@ -69,6 +79,14 @@ TENANT = LimitRequest(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "te
 )
 def test_the_line_in_the_log(outcome: ThrottleReport, text: str) -> None:
     assert str(outcome) == text
+
+
+def test_the_error_names_the_bound_of_parked_tasks() -> None:
+    reason = ThrottleReport("dropped", 12.34, BOUNDED, queue_full=True).reason
+    assert reason == (
+        "throttled by limit 'bounded': a permit is free in 12.340 s, and 9 tasks wait already (max_parked)"
+    )
+    assert ThrottleReport("dropped", 12.34, BOUNDED).error.max_parked is None
 
 
 def test_the_event_and_the_signal_say_the_same() -> None:
@@ -86,7 +104,9 @@ def test_the_event_and_the_signal_say_the_same() -> None:
     assert json.loads(json.dumps([fields, lost])) == [fields, lost]
 
 
-@pytest.mark.parametrize("arguments", [("a", 1.5), ("a", 1.5, 2.0), ("a", 1.5, None, "k"), ("a", 1.5, 2.0, "k")])
+@pytest.mark.parametrize(
+    "arguments", [("a", 1.5), ("a", 1.5, 2.0), ("a", 1.5, None, "k"), ("a", 1.5, 2.0, "k"), ("a", 1.5, None, "", 9)]
+)
 def test_a_result_backend_makes_the_error_anew(arguments: tuple[Any, ...]) -> None:
     error = Throttled(*arguments)
     for again in (pickle.loads(pickle.dumps(error)), Throttled(*error.args)):

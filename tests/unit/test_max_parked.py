@@ -1,0 +1,105 @@
+"""`max_parked`: what it may be, what is said of it, and what a worker does with a task for which there is no room."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
+from celery_ratelimit.app.plan import limits_of_app
+from celery_ratelimit.app.survey import forgotten, limits_shown
+from celery_ratelimit.backlog.backlog import ParkResult
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limits.stored import limit_stored, limit_to_store
+from tests.unit.a_gate import Bench
+
+BOUNDED = Limit("10/s", name="r1", max_parked=3)
+
+
+def app_with(*limits: Any, **options: Any) -> Celery:
+    app = Celery("bounded", broker="redis://localhost:1/0", set_as_current=False)
+    for number, limit in enumerate(limits):
+
+        @app.task(base=RateLimitedTask, name=f"sync{number}", shared=False, limits=limit, **options)
+        def sync(account_id: int) -> None: ...
+
+    return app
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, "9", True, math.nan, 2**53, [1]])
+@pytest.mark.parametrize("make", [lambda **more: Limit("1/s", **more), lambda **more: Concurrency(2, **more)])
+def test_an_impossible_bound_is_named(make: Any, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"max_parked=.* must be a whole number of at least 1") as caught:
+        make(name="api", max_parked=value)
+    assert "'api'" in str(caught.value)
+
+
+def test_the_task_is_named_where_its_options_make_the_limit() -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'sync0'.*: Limit\('1/s'\): max_parked=0 must be"):
+        limits_of_app(app_with({"rate": "1/s", "max_parked": 0}))
+
+
+def test_a_leaky_bucket_with_a_capacity_parks_no_task() -> None:
+    assert Limit("1/s", algorithm="leaky_bucket", max_parked=5).max_parked == 5
+    with pytest.raises(ConfigurationError, match=r"max_parked=5 is about parked tasks, .* capacity"):
+        Limit("1/s", algorithm="leaky_bucket", capacity=5, max_parked=5)
+
+
+def test_two_limits_of_a_name_have_one_bound() -> None:
+    with pytest.raises(ConfigurationError, match="two different limits are called 'r1'"):
+        limits_of_app(app_with(BOUNDED, replace(BOUNDED, max_parked=4)))
+
+
+def test_a_stored_rate_keeps_the_bound_of_the_code() -> None:
+    stored = limit_to_store("r1", "5/s", BOUNDED)
+    assert (stored.max_parked, limit_stored("r1", {"rate": "5/s"}, BOUNDED).max_parked) == (3, 3)
+
+
+def test_the_worker_shows_the_bound() -> None:
+    assert "r1: 10/s, at most 3 parked (task sync0)" in limits_shown(app_with(BOUNDED))
+
+
+@pytest.mark.parametrize(
+    ("limits", "throttle", "is_said"),
+    [
+        (BOUNDED, "retry", False),
+        (BOUNDED, "drop", False),
+        (BOUNDED, "wait", True),
+        ([BOUNDED, Limit("1/s", name="leaky", algorithm="leaky_bucket", capacity=3)], "retry", True),
+    ],
+)
+def test_a_bound_that_means_nothing_for_a_task_is_said(limits: Any, throttle: str, is_said: bool) -> None:
+    said = forgotten(app_with(limits, throttle=throttle))
+    assert len(said) == is_said
+    assert all("task 'sync0': max_parked=3 of limit 'r1' does not bound it" in each for each in said)
+
+
+def bounded(bench: Bench, **options: Any) -> Any:
+    task = bench.task("retry", "r1", **options)
+    task.plan = replace(task.plan, limits=(BOUNDED,), fixed=(LimitRequest(BOUNDED, "r1"),))
+    return task
+
+
+@pytest.mark.parametrize(("overflow", "end"), [("fail", "failed"), ("drop", "dropped"), ("later", "redirected")])
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_task_without_room_goes_the_way_of_its_overflow(
+    monkeypatch: pytest.MonkeyPatch, overflow: str, end: str, behind: bool
+) -> None:
+    bench = Bench(monkeypatch)
+    bench.is_somebody_parked, bench.tats["r1"] = behind, bench.now + 5.0
+    bench.admission = [ParkResult("parked"), ParkResult("no_room", 3)]
+    task = bounded(bench, overflow=overflow)
+    assert [request.ends[:1] for request in bench.together([task, task])] == [["parked"], [end]]
+    assert bench.bounds == [3, 3]
+    bench.check_empty()
+
+
+def test_in_the_overflow_queue_a_task_waits_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.is_somebody_parked = True
+    assert bench.come(bounded(bench, overflow="other"), queue="other").ends == ["parked"]
+    assert bench.bounds == [None]
