@@ -56,7 +56,10 @@ passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3,
 happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
 others = st.tuples(st.sampled_from(("end", "revoke", "changed", "close", "store lost", "store back", "again")))
 takes = st.tuples(st.just("takes"), st.sampled_from((0.05, 5.0)), st.booleans())
-said = (EMPTY, ParkResult("full"), ParkResult("full", 5), ParkResult("parked"), ParkResult("parked", 3))
+said = (
+    *(EMPTY, ParkResult("full"), ParkResult("full", 5), ParkResult("no_room", 3)),
+    *(ParkResult("parked"), ParkResult("parked", 3)),
+)
 parked = st.tuples(st.just("parked"), st.sampled_from(said))
 together = st.tuples(st.just("together"), st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))
 steps = st.one_of(come, come, come, together, passes, passes, happens, others, parked, takes)
