@@ -6,6 +6,7 @@ import gc
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +34,19 @@ PATIENT = "?socket_timeout=10&socket_connect_timeout=10"
 
 #: 2026-01-01, in microseconds.
 START = 1_767_225_600_000_000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of ``tests/fleet``, which wait for most of their time, evenly among the others, which compute.
+
+    ``make test`` gives the files to its processes in this order.
+    """
+    files: dict[tuple[bool, Path], list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault((item.path.parent.name == "fleet", item.path), []).append(item)
+    kinds = [[tests for (is_fleet, _), tests in files.items() if is_fleet == kind] for kind in (True, False)]
+    places = [((place + 0.5) / len(kind), tests) for kind in kinds for place, tests in enumerate(kind)]
+    items[:] = [test for _, tests in sorted(places, key=lambda each: each[0]) for test in tests]
 
 
 def pytest_collection_finish() -> None:
