@@ -157,14 +157,23 @@ class Publisher:
                 raise
             return {parcels[0][0]["to"]}
 
-    def refusal_of(self, step: Callable[[Any], object], *, reads: bool = False) -> ChannelError | None:
-        """Ask something of AMQP's broker; returns its refusal. ``reads``: called by the thread that reads."""
+    def refusal_of(self, step: Callable[[Any], object], *, reads: bool = False) -> Exception | None:
+        """Ask something of the broker; returns its refusal. ``reads``: called by the thread that reads."""
+        refusal: Exception | None = None
+        connection: Any = self._broker.connection
         try:
-            with self._channel(self._broker.no_event_loop and not reads) as own:
-                step(own.channel)
+            if not self._broker.on_amqp:
+                step(connection.default_channel)
+            else:
+                with self._channel(self._broker.no_event_loop and not reads) as own:
+                    step(own.channel)
         except ChannelError as error:
-            return error
-        return None
+            refusal = error
+        except Exception as error:
+            if self._broker.on_amqp or isinstance(error, connection.connection_errors):
+                raise
+            refusal = error  # of the client of another transport
+        return refusal
 
     @contextlib.contextmanager
     def _channel(self, from_pool: bool) -> Iterator[_Channel]:
