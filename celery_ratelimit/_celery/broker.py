@@ -9,8 +9,8 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
   messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
 * A ``worker_eta_task_limit`` is the most that the prefetch becomes (celery/worker/consumer/tasks.py 54).
-* On SQS the queue's own timeout counts: kombu receives without one (kombu/transport/SQS/__init__.py 922), and gives
-  ``visibility_timeout`` only to queues that it creates (535). ``_resolve_queue_url`` (500) finds a queue, or raises.
+* On SQS the queue's own timeout counts: kombu receives without one (kombu/transport/SQS/__init__.py 943), and gives
+  ``visibility_timeout`` only to queues that it creates (537).
 """
 
 from __future__ import annotations

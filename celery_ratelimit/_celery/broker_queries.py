@@ -9,7 +9,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   calls (celery/app/control.py 787), and publishes on the app's pool, where a call may wait for ever, unless there is
   no ``producer_pool`` (pidbox.py 279).
 * ``app.amqp.router.route`` (celery/app/routes.py 63) says to which queue a task is sent.
-* On SQS a passive declaration creates the queue; ``_resolve_queue_url`` (kombu/transport/SQS/__init__.py 500) does not.
+* On SQS a passive declaration creates the queue; ``_resolve_queue_url`` (kombu/transport/SQS/__init__.py 499) does not.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def query_workers(app: Any, command: str, seconds: float, **arguments: Any) -> d
         BrokerDidNotAnswer: the broker did not answer.
     """
     with _connected(app) as connection:
+        if not connection.supports_exchange_type("fanout"):
+            raise BrokerDidNotAnswer("it has no fanout, and so no remote control")
         mailbox = app.control.mailbox(connection)
         mailbox.producer_pool = None
         channel = connection.default_channel

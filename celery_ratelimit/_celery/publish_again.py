@@ -18,7 +18,7 @@ __all__ = ["publish", "publish_all"]
 #: Parameters of a publish. On some brokers a message can have properties of these names.
 _PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
 #: Properties for one publish to SQS: of two messages with one deduplication id within five minutes it keeps the first
-#: one, which is acknowledged here; and the delay is over. kombu makes another id (kombu/transport/SQS/__init__.py 663).
+#: one, which is acknowledged here; and the delay is over. kombu makes another id (kombu/transport/SQS/__init__.py 668).
 _OF_ONE_PUBLISH = frozenset({"MessageDeduplicationId", "DelaySeconds", "delay_seconds"})
 
 

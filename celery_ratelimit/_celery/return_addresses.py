@@ -171,7 +171,7 @@ class ReturnAddresses:
         ttl, may_declare = None, False
         if declared is not None:
             given = to_rabbitmq_queue_arguments(declared.queue_arguments or {}, message_ttl=declared.message_ttl)
-            ttl = given["x-message-ttl"] / 1e3 if "x-message-ttl" in given else None
+            ttl = given["x-message-ttl"] / 1e3 if self.names.on_amqp and "x-message-ttl" in given else None
             may_declare = self._consumer.app.amqp.queues.create_missing
             if name == queue or not self._is_made(declared, name, may_declare=may_declare):
                 return ReturnAddress(queue, ttl=ttl)

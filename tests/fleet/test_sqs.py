@@ -13,9 +13,12 @@ from typing import Any
 import boto3
 import pytest
 import redis
+from celery import Celery
 from moto.server import ThreadedMotoServer
 
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit._celery import BrokerDidNotAnswer, message_counts, query_workers, visibility_timeout_of
+from celery_ratelimit.operations.setup_checks import InformationalFinding, check_settings, check_workers
+from celery_ratelimit.testing import EmbeddedServer, free_port
 from tests.fleet_of import Fleet, assert_never_over, until
 
 REGION = {"region": "us-east-1", "is_secure": False}
@@ -86,6 +89,9 @@ def test_return_queues_of_predefined_queues(
         assert fleet.sent_back() > 0
         assert fleet.log().count("'jobs-throttled' is not at the broker") == 1
         assert "'mails-throttled'" not in fleet.log()
+        (found,) = check_settings(fleet.sender)
+        assert "predefined_queues lack 'jobs-throttled'" in found
+        assert [type(note) for note in check_workers(fleet.sender)] == [InformationalFinding]
 
 
 def test_return_queue_is_made_when_a_task_needs_it(
@@ -93,6 +99,10 @@ def test_return_queue_is_made_when_a_task_needs_it(
 ) -> None:
     with fleet_on(sqs, server, tmp_path, rate="10/s") as fleet:
         fleet.start()
+        assert sqs.names() == {"celery"}
+        assert message_counts(fleet.sender, ["celery", "celery-throttled"]) == {"celery": 0, "celery-throttled": 0}
+        with pytest.raises(BrokerDidNotAnswer, match="no remote control"):
+            query_workers(fleet.sender, "ping", 1)
         assert sqs.names() == {"celery"}
         for index in range(20):
             fleet.send("retry", index)
@@ -127,3 +137,16 @@ def test_order_of_a_message_group(sqs: SQS, server: EmbeddedServer, store: redis
         fleet.start("-Q", "jobs.fifo", "-c1", "--prefetch-multiplier=1")
         fleet.wait_for(6, 20)
         assert [start.index for start in fleet.starts()] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("given", "shortest", "longest"), [(None, 30, 1800), (60, 60, 60)])
+def test_visibility_timeout_that_cannot_be_read(
+    given: int | None, shortest: int, longest: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the one of the settings; else what SQS, or kombu, gives a queue."""
+    options = {**REGION, "visibility_timeout": given, "client-config": {"retries": {"total_max_attempts": 1}}}
+    with Celery("app", broker=f"sqs://test:test@127.0.0.1:{free_port()}//", set_as_current=False) as app:
+        app.conf.broker_transport_options = options
+        assert visibility_timeout_of(app) == shortest
+        assert visibility_timeout_of(app, pick=max) == longest
+    assert caplog.text.count("Grant sqs:GetQueueAttributes, or set visibility_timeout") == 2
