@@ -26,7 +26,7 @@ from kombu.exceptions import ChannelError
 
 from .broker_queries import declare_passively
 
-__all__ = ["Broker", "broker_fingerprint", "broker_problem", "is_on_sqs", "visibility_timeout_of"]
+__all__ = ["Broker", "broker_fingerprint", "broker_problem", "is_on_sqs", "visibility_timeouts_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -71,7 +71,7 @@ class Broker:
     @functools.cached_property
     def max_hold(self) -> float:
         """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
-        return visibility_timeout_of(self._consumer.app, self.return_queue_for) * HOLD_SHARE
+        return min(visibility_timeouts_of(self._consumer.app, self.return_queue_for)) * HOLD_SHARE
 
     @property
     def limits_eta_tasks(self) -> bool:
@@ -100,38 +100,34 @@ def broker_problem(app: Any, error: BaseException) -> str:
     return ""
 
 
-def visibility_timeout_of(
-    app: Any, return_queue_for: Callable[[str], str] = str, pick: Callable[[Iterable[float]], float] = min
-) -> float:
+def visibility_timeouts_of(app: Any, return_queue_for: Callable[[str], str] = str) -> list[float]:
     """Seconds after which an app's broker delivers an unacknowledged message again.
 
-    On SQS each queue has its own: ``pick`` of the queues that this process consumes, and of their return queues.
+    On SQS for each queue that this process consumes, and for their return queues.
     """
     given = float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 0.0)
     with app.connection_for_read() as connection:
-        transport = connection.transport.driver_type
-        if transport == "sqs":
-            queues = app.amqp.queues.consume_from
-            names = dict.fromkeys([*queues, *map(return_queue_for, queues)])
-            return pick(_sqs_timeouts(connection, names, given))
-    return given or _VISIBILITY_TIMEOUTS.get(transport, 1800.0)
+        transport, queues = connection.transport.driver_type, app.amqp.queues.consume_from
+        names = dict.fromkeys([*queues, *map(return_queue_for, queues)]) if transport == "sqs" else ()
+        found = list(_sqs_timeouts(connection, names, given))
+    return found or [given or _VISIBILITY_TIMEOUTS.get(transport, 1800.0)]
 
 
 def _sqs_timeouts(connection: Any, queues: Iterable[str], given: float) -> Iterator[float]:
     """The visibility timeouts of queues. A missing one will be created with the settings' (``given``), or kombu's."""
     try:
-        channel = connection.default_channel
         for name in queues:
+            channel = connection.default_channel
             try:
                 declare_passively(channel, name)
             except ChannelError:
                 yield given or _VISIBILITY_TIMEOUTS["sqs"]
-                continue
-            url, client = channel._resolve_queue_url(name), channel.sqs(channel.canonical_queue_name(name))
-            found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])["Attributes"]
-            yield float(found["VisibilityTimeout"])
+            else:
+                url, client = channel._resolve_queue_url(name), channel.sqs(channel.canonical_queue_name(name))
+                found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])
+                yield float(found["Attributes"]["VisibilityTimeout"])
     except Exception as error:  # a right is missing, or SQS does not answer
-        lowest = given or 30.0  # without a timeout SQS makes a queue so
+        lowest = given or 30.0  # what SQS gives a queue that is created without
         logger.warning(
             "The visibility timeouts of SQS queues cannot be read (%s): %g s are assumed. Grant "
             "sqs:GetQueueAttributes, or set visibility_timeout in broker_transport_options",

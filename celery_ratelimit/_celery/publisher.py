@@ -159,21 +159,18 @@ class Publisher:
 
     def refusal_of(self, step: Callable[[Any], object], *, reads: bool = False) -> Exception | None:
         """Ask something of the broker; returns its refusal. ``reads``: called by the thread that reads."""
-        refusal: Exception | None = None
-        connection: Any = self._broker.connection
+        on_amqp, connection = self._broker.on_amqp, self._broker.connection
         try:
-            if not self._broker.on_amqp:
-                step(connection.default_channel)
-            else:
+            if on_amqp:
                 with self._channel(self._broker.no_event_loop and not reads) as own:
                     step(own.channel)
-        except ChannelError as error:
-            refusal = error
-        except Exception as error:
-            if self._broker.on_amqp or isinstance(error, connection.connection_errors):
+            else:
+                step(connection.default_channel)
+        except Exception as error:  # other transports raise what their clients do
+            if not isinstance(error, ChannelError) and (on_amqp or isinstance(error, connection.connection_errors)):
                 raise
-            refusal = error  # of the client of another transport
-        return refusal
+            return error
+        return None
 
     @contextlib.contextmanager
     def _channel(self, from_pool: bool) -> Iterator[_Channel]:

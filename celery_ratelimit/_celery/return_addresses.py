@@ -31,9 +31,6 @@ __all__ = ["ReturnAddresses", "ReturnNames", "declared_like", "is_temporary"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: What to do about a return queue that may not be declared.
-_GRANT = "Grant configure, write and read on {0!r} and the exchange '{0}.fanout', or declare both, a fanout bound to it"
-_CREATE = "Grant the right, or create {0!r}; with predefined_queues name it there"
 #: Arguments of a queue that bound what is in it.
 _BOUNDS = frozenset({"x-max-length", "x-max-length-bytes", "x-message-ttl", "x-expires"})
 
@@ -201,8 +198,9 @@ class ReturnAddresses:
             self.names.refused.add(queue.name)
             logger.warning(
                 "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
-                "%r return to it, behind its other messages. %s",
-                *(name, why, queue.name, (_GRANT if self.names.on_amqp else _CREATE).format(name)),
+                "%r return to it, behind its other messages. Grant configure, write and read on it and the exchange %r, or "
+                "declare both, a fanout that is bound to the queue. On SQS create it, and name it in predefined_queues",
+                *(name, why, queue.name, f"{name}.fanout"),
             )
             return False
         if isinstance(why, PreconditionFailed):

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery import Celery
 
-from .._celery import broker_fingerprint, visibility_timeout_of
+from .._celery import broker_fingerprint, visibility_timeouts_of
 from ..app.kept import kept
 from ..app.settings import settings_of
 from ..app.state import limiter_of
@@ -226,5 +226,5 @@ class Backlog:
 
 def backlog_of(app: Celery) -> Backlog:
     """The backlog of ``app``, shared by all apps that publish to the same broker."""
-    redelivery: float = kept(app, "redelivery", lambda: visibility_timeout_of(app, pick=max))
+    redelivery: float = kept(app, "redelivery", lambda: max(visibility_timeouts_of(app)))
     return Backlog(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), redelivery)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from celery import Celery
 
-from .._celery import BrokerDidNotAnswer, is_on_sqs, query_workers, visibility_timeout_of
+from .._celery import BrokerDidNotAnswer, is_on_sqs, query_workers, visibility_timeouts_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
@@ -50,7 +50,7 @@ class InformationalFinding(str):
 
 def check_settings(app: Celery) -> Iterator[str]:
     """What is wrong with the settings; asks no store, and no broker but SQS."""
-    redelivery, used = visibility_timeout_of(app), owners_of(app)
+    redelivery, used = min(visibility_timeouts_of(app)), owners_of(app)
     if is_on_sqs(app) and (known := (app.conf.broker_transport_options or {}).get("predefined_queues")):
         names = {settings_of(app).return_queue_for(queue).replace(".", "-") for queue in known if ".fifo" not in queue}
         if missing := ", ".join(map(repr, sorted(names.difference(known)))):
