@@ -198,8 +198,9 @@ class ReturnAddresses:
             self.names.refused.add(queue.name)
             logger.warning(
                 "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
-                "%r return to it, behind its other messages. Grant configure, write and read on it and the exchange %r, or "
-                "declare both, a fanout that is bound to the queue. On SQS create it, and name it in predefined_queues",
+                "%r return to it, behind its other messages. Grant configure, write and read on it and the exchange "
+                "%r, or declare both, a fanout that is bound to the queue. On SQS create it, and name it in "
+                "predefined_queues",
                 *(name, why, queue.name, f"{name}.fanout"),
             )
             return False
