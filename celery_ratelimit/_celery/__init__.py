@@ -3,7 +3,7 @@
 Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
-from .broker import broker_fingerprint, visibility_timeout_of
+from .broker import broker_fingerprint, is_on_sqs, visibility_timeouts_of
 from .broker_queries import (
     BrokerDidNotAnswer,
     default_queue_of,
@@ -32,6 +32,7 @@ __all__ = [
     "broker_fingerprint",
     "default_queue_of",
     "fetch_messages",
+    "is_on_sqs",
     "message_count",
     "message_counts",
     "models_of",
@@ -39,5 +40,5 @@ __all__ = [
     "query_workers",
     "show_revoked_state",
     "stored_id",
-    "visibility_timeout_of",
+    "visibility_timeouts_of",
 ]

@@ -9,16 +9,26 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
   messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
 * A ``worker_eta_task_limit`` is the most that the prefetch becomes (celery/worker/consumer/tasks.py 54).
+* On SQS the queue's own timeout counts: kombu receives without one (kombu/transport/SQS/__init__.py 943), and gives
+  ``visibility_timeout`` only to queues that it creates (537).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["Broker", "broker_fingerprint", "broker_problem", "visibility_timeout_of"]
+from kombu.exceptions import ChannelError
+
+from .broker_queries import declare_passively
+
+__all__ = ["Broker", "broker_fingerprint", "broker_problem", "is_on_sqs", "visibility_timeouts_of"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which a broker delivers an unacknowledged message again, by transport, unless configured.
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
@@ -31,7 +41,10 @@ class Broker:
 
     Attributes:
         no_event_loop: whether another thread or greenlet reads from the connection than the one that runs timers.
+        return_queue_for: the return queue's name, by the name of its queue.
     """
+
+    return_queue_for: Callable[[str], str] = staticmethod(str)
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -58,7 +71,7 @@ class Broker:
     @functools.cached_property
     def max_hold(self) -> float:
         """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
-        return visibility_timeout_of(self._consumer.app) * HOLD_SHARE
+        return min(visibility_timeouts_of(self._consumer.app, self.return_queue_for)) * HOLD_SHARE
 
     @property
     def limits_eta_tasks(self) -> bool:
@@ -87,12 +100,45 @@ def broker_problem(app: Any, error: BaseException) -> str:
     return ""
 
 
-def visibility_timeout_of(app: Any) -> float:
-    """Seconds after which an app's broker delivers an unacknowledged message again."""
+def visibility_timeouts_of(app: Any, return_queue_for: Callable[[str], str] = str) -> list[float]:
+    """Seconds after which an app's broker delivers an unacknowledged message again.
+
+    On SQS for each queue that this process consumes, and for their return queues.
+    """
+    given = float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 0.0)
     with app.connection_for_read() as connection:
-        default = _VISIBILITY_TIMEOUTS.get(connection.transport.driver_type, 1800.0)
-    options = app.conf.broker_transport_options or {}
-    return float(options.get("visibility_timeout") or default)
+        transport, queues = connection.transport.driver_type, app.amqp.queues.consume_from
+        names = dict.fromkeys([*queues, *map(return_queue_for, queues)]) if transport == "sqs" else ()
+        found = list(_sqs_timeouts(connection, names, given))
+    return found or [given or _VISIBILITY_TIMEOUTS.get(transport, 1800.0)]
+
+
+def _sqs_timeouts(connection: Any, queues: Iterable[str], given: float) -> Iterator[float]:
+    """The visibility timeouts of queues. A missing one will be created with the settings' (``given``), or kombu's."""
+    try:
+        for name in queues:
+            channel = connection.default_channel
+            try:
+                declare_passively(channel, name)
+            except ChannelError:
+                yield given or _VISIBILITY_TIMEOUTS["sqs"]
+            else:
+                url, client = channel._resolve_queue_url(name), channel.sqs(channel.canonical_queue_name(name))
+                found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])
+                yield float(found["Attributes"]["VisibilityTimeout"])
+    except Exception as error:  # a right is missing, or SQS does not answer
+        lowest = given or 30.0  # what SQS gives a queue that is created without
+        logger.warning(
+            "The visibility timeouts of SQS queues cannot be read (%s): %g s are assumed. Grant "
+            "sqs:GetQueueAttributes, or set visibility_timeout in broker_transport_options",
+            *(error, lowest),
+        )
+        yield from (lowest, given or _VISIBILITY_TIMEOUTS["sqs"])
+
+
+def is_on_sqs(app: Any) -> bool:
+    """Whether an app's broker is Amazon SQS, by its address."""
+    return str(app.conf.broker_read_url or app.conf.broker_transport).startswith("sqs")
 
 
 def broker_fingerprint(app: Any) -> str:

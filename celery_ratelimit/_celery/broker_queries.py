@@ -9,6 +9,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   calls (celery/app/control.py 787), and publishes on the app's pool, where a call may wait for ever, unless there is
   no ``producer_pool`` (pidbox.py 279).
 * ``app.amqp.router.route`` (celery/app/routes.py 63) says to which queue a task is sent.
+* On SQS a passive declaration creates the queue; ``_resolve_queue_url`` (kombu/transport/SQS/__init__.py 499) does not.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kombu import Queue
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ChannelError, OperationalError
 
 __all__ = [
     "BrokerDidNotAnswer",
+    "declare_passively",
     "default_queue_of",
     "fetch_messages",
     "message_count",
@@ -69,6 +71,8 @@ def query_workers(app: Any, command: str, seconds: float, **arguments: Any) -> d
         BrokerDidNotAnswer: the broker did not answer.
     """
     with _connected(app) as connection:
+        if not connection.supports_exchange_type("fanout"):
+            raise BrokerDidNotAnswer("it has no fanout, and so no remote control")
         mailbox = app.control.mailbox(connection)
         mailbox.producer_pool = None
         channel = connection.default_channel
@@ -119,7 +123,19 @@ def message_count(connection: Any, queue: str) -> int:
 
 
 def _count(channel: Any, queue: str) -> int:
-    return int(Queue(queue).bind(channel).queue_declare(passive=True).message_count)
+    return int(declare_passively(channel, queue).message_count)
+
+
+def declare_passively(channel: Any, queue: str) -> Any:
+    """The broker's answer about a queue. Raises one of the channel errors if it has no such queue."""
+    if hasattr(channel, "_resolve_queue_url"):
+        from kombu.transport import SQS
+
+        try:
+            channel._resolve_queue_url(queue)
+        except (SQS.DoesNotExistQueueException, SQS.UndefinedQueueException) as error:
+            raise ChannelError(str(error)) from error
+    return Queue(queue).bind(channel).queue_declare(passive=True)
 
 
 @contextmanager

@@ -17,6 +17,9 @@ __all__ = ["publish", "publish_all"]
 
 #: Parameters of a publish. On some brokers a message can have properties of these names.
 _PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
+#: Properties for one publish to SQS: of two messages with one deduplication id within five minutes it keeps the first
+#: one, which is acknowledged here; and the delay is over. kombu makes another id (kombu/transport/SQS/__init__.py 668).
+_OF_ONE_PUBLISH = frozenset({"MessageDeduplicationId", "DelaySeconds", "delay_seconds"})
 
 
 def publish_all(
@@ -77,7 +80,7 @@ def publish(
 
 def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The properties that a publisher may set: RabbitMQ closes the channel on the ``user_id`` of another user."""
-    properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
+    properties = {name: value for name, value in given.items() if name not in _PARAMETERS | _OF_ONE_PUBLISH}
     if "user_id" in properties and _on_amqp(producer):
         connection = producer.connection
         ours = connection.userid or getattr(connection.transport, "default_connection_params", {}).get("userid")

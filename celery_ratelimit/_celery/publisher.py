@@ -157,12 +157,18 @@ class Publisher:
                 raise
             return {parcels[0][0]["to"]}
 
-    def refusal_of(self, step: Callable[[Any], object], *, reads: bool = False) -> ChannelError | None:
-        """Ask something of AMQP's broker; returns its refusal. ``reads``: called by the thread that reads."""
+    def refusal_of(self, step: Callable[[Any], object], *, reads: bool = False) -> Exception | None:
+        """Ask something of the broker; returns its refusal. ``reads``: called by the thread that reads."""
+        on_amqp, connection = self._broker.on_amqp, self._broker.connection
         try:
-            with self._channel(self._broker.no_event_loop and not reads) as own:
-                step(own.channel)
-        except ChannelError as error:
+            if on_amqp:
+                with self._channel(self._broker.no_event_loop and not reads) as own:
+                    step(own.channel)
+            else:
+                step(connection.default_channel)
+        except Exception as error:  # other transports raise what their clients do
+            if not isinstance(error, ChannelError) and (on_amqp or isinstance(error, connection.connection_errors)):
+                raise
             return error
         return None
 

@@ -23,6 +23,7 @@ from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE
 from kombu import Queue
 from kombu.transport.base import to_rabbitmq_queue_arguments
 
+from .broker_queries import declare_passively
 from .publisher import Publisher
 from .saved_message import ReturnAddress
 
@@ -54,9 +55,10 @@ class ReturnNames:
         """The queue by which throttled tasks of ``queue`` return.
 
         A queue of one worker (exclusive, ``worker_direct``), or that the broker deletes when it is not used, is its own
-        return queue: another one would be left behind. So is one whose return queue may not be declared.
+        return queue: another one would be left behind. So is one whose return queue may not be declared, and a FIFO
+        queue of SQS: by another one a task would leave its message group.
         """
-        if queue in self.refused:
+        if queue in self.refused or (queue.endswith(".fifo") and self._driver_type == "sqs"):
             return queue
         found = self.queues.get(queue) or self._consumer.app.amqp.queues.get(queue)
         is_own = found is not None and (
@@ -76,7 +78,16 @@ class ReturnNames:
     @property
     def on_amqp(self) -> bool:
         """Whether the broker sends messages unasked."""
-        return bool(self._consumer.conninfo.transport.driver_type == "amqp")
+        return self._driver_type == "amqp"
+
+    @property
+    def are_declared(self) -> bool:
+        """Whether a queue has to be declared before a message is published to it; on Redis it is a list."""
+        return self._driver_type != "redis"
+
+    @property
+    def _driver_type(self) -> str:
+        return str(self._consumer.conninfo.transport.driver_type)
 
     def origin_of(self, name: str) -> str:
         """The queue whose return queue is ``name``; ``name`` itself, if it is no return queue."""
@@ -110,13 +121,13 @@ class ReturnAddresses:
         self.on_new: Callable[[], None] = lambda: None
 
     def is_there(self, name: str) -> bool:
-        """Whether a return queue is at the broker; other brokers than AMQP's need no declaration."""
-        return not self.names.on_amqp or name in self._there
+        """Whether a return queue is at the broker."""
+        return not self.names.are_declared or name in self._there
 
     def look(self, queue: str) -> None:
         """The worker is about to consume a queue: if its return queue is at the broker, it is consumed as well."""
         name = self.names.name_for(queue)
-        if name != queue and self.names.on_amqp and self._has(name, reads=True):
+        if name != queue and self.names.are_declared and self._has(name, reads=True):
             self._there.add(name)
 
     def attended(self) -> set[tuple[str, str]]:
@@ -152,15 +163,17 @@ class ReturnAddresses:
 
     def _make(self, queue: str) -> ReturnAddress:
         name, declared = self.names.name_for(queue), self.names.queues.get(queue)
-        if not self.names.on_amqp:
+        if not self.names.are_declared:
             return ReturnAddress(name)
         ttl, may_declare = None, False
         if declared is not None:
             given = to_rabbitmq_queue_arguments(declared.queue_arguments or {}, message_ttl=declared.message_ttl)
-            ttl = given["x-message-ttl"] / 1e3 if "x-message-ttl" in given else None
+            ttl = given["x-message-ttl"] / 1e3 if self.names.on_amqp and "x-message-ttl" in given else None
             may_declare = self._consumer.app.amqp.queues.create_missing
             if name == queue or not self._is_made(declared, name, may_declare=may_declare):
                 return ReturnAddress(queue, ttl=ttl)
+        if not self.names.on_amqp:
+            return ReturnAddress(name)
         exchange = f"{name}.fanout"  # a queue that `-Q` has made has a direct exchange of its own name
 
         def bind(channel: Any, *, passive: bool) -> None:
@@ -185,9 +198,10 @@ class ReturnAddresses:
             self.names.refused.add(queue.name)
             logger.warning(
                 "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
-                "%r return to it, behind its other messages. Grant configure, write and read on %r and the exchange "
-                "%r, or declare both, a fanout that is bound to the queue",
-                *(name, why, queue.name, name, f"{name}.fanout"),
+                "%r return to it, behind its other messages. Grant configure, write and read on it and the exchange "
+                "%r, or declare both, a fanout that is bound to the queue. On SQS create it, and name it in "
+                "predefined_queues",
+                *(name, why, queue.name, f"{name}.fanout"),
             )
             return False
         if isinstance(why, PreconditionFailed):
@@ -203,6 +217,4 @@ class ReturnAddresses:
 
     def _has(self, name: str, *, reads: bool = False) -> bool:
         """Ask the broker whether it has a queue."""
-        return (
-            self._publisher.refusal_of(lambda channel: channel.queue_declare(name, passive=True), reads=reads) is None
-        )
+        return self._publisher.refusal_of(lambda channel: declare_passively(channel, name), reads=reads) is None

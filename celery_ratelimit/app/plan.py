@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from .._celery import Models, models_of
+from .._celery import Models, is_on_sqs, models_of
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
 from ..limiter.call_requests import demands_of
@@ -179,8 +179,9 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
             f"{where}: coalesce={policy.coalesce!r} is about tasks that wait in the store, and a leaky bucket with a "
             "capacity is a queue by itself: leave one of the two out"
         )
-    fixed = None
-    node = node_of(task.app)
+    if policy.throttle == "retry" and queue.endswith(".fifo") and is_on_sqs(task.app):
+        policy = replace(policy, throttle="wait")  # parked, its message would let the next one of its group run
+    fixed, node = None, node_of(task.app)
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
         fixed = demands_of(limits, None, (), {}, node)
     lowest = any(limit.priority_reserve is not None for limit in limits) and goes_by(task.app)

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery
 
+from .._celery import is_on_sqs
 from ..errors import ConfigurationError
 from ..limits.any_limit import MISSING_KEY, AnyLimit, check_quota
 from ..limits.specs import limit_of, named
@@ -146,6 +147,8 @@ def _read(app: Celery) -> Settings:
     if not isinstance(prefix, str) or not prefix or set(prefix) & set("{} "):
         raise ConfigurationError(f"ratelimit_prefix={prefix!r} must be a text without spaces and braces")
     return_queue = value["ratelimit_return_queue"]
+    if return_queue == DEFAULTS["ratelimit_return_queue"] and is_on_sqs(app):
+        return_queue = return_queue.replace(".", "-")  # as kombu names it there, but not wherever it looks for it
     parts = return_queue.split("{queue}") if isinstance(return_queue, str) else []
     if len(parts) != 2 or set("{}") & set("".join(parts)):
         raise ConfigurationError(

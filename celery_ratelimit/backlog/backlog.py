@@ -14,7 +14,8 @@ from typing import Any
 
 from celery import Celery
 
-from .._celery import broker_fingerprint, visibility_timeout_of
+from .._celery import broker_fingerprint, visibility_timeouts_of
+from ..app.kept import kept
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..limiter.argument_checks import microseconds
@@ -225,4 +226,5 @@ class Backlog:
 
 def backlog_of(app: Celery) -> Backlog:
     """The backlog of ``app``, shared by all apps that publish to the same broker."""
-    return Backlog(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), visibility_timeout_of(app))
+    redelivery: float = kept(app, "redelivery", lambda: max(visibility_timeouts_of(app)))
+    return Backlog(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), redelivery)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from celery import Celery
 
-from .._celery import BrokerDidNotAnswer, query_workers, visibility_timeout_of
+from .._celery import BrokerDidNotAnswer, is_on_sqs, query_workers, visibility_timeouts_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
@@ -49,8 +49,15 @@ class InformationalFinding(str):
 
 
 def check_settings(app: Celery) -> Iterator[str]:
-    """What is wrong with the settings; asks neither store nor broker."""
-    redelivery, used = visibility_timeout_of(app), owners_of(app)
+    """What is wrong with the settings; asks no store, and no broker but SQS."""
+    redelivery, used = min(visibility_timeouts_of(app)), owners_of(app)
+    if is_on_sqs(app) and (known := (app.conf.broker_transport_options or {}).get("predefined_queues")):
+        names = {settings_of(app).return_queue_for(queue).replace(".", "-") for queue in known if ".fifo" not in queue}
+        if missing := ", ".join(map(repr, sorted(names.difference(known)))):
+            yield (
+                "throttled tasks return to their own queues, behind the other messages: on SQS the predefined_queues "
+                f"lack {missing}. Create it with the visibility timeout of its queue, and name it there"
+            )
     for name in settings_of(app).quotas:
         if name not in used:
             yield (
@@ -124,6 +131,9 @@ def check_workers(app: Celery) -> Iterator[str]:
 
     An :class:`InformationalFinding` is not wrong.
     """
+    if is_on_sqs(app):
+        yield InformationalFinding("on SQS workers have no remote control, so none was asked")
+        return
     ours, backlog, used = version("celery-ratelimit"), backlog_of(app), owners_of(app)
     first = {name: each.limit for name, each in [*used.items()][:1]}
     try:

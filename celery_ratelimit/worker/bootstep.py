@@ -68,6 +68,7 @@ class GateStep(bootsteps.StartStopStep):
                 return
             add_to_banner(consumer.controller, "limits", limits_shown(app))
             worker = Worker(consumer)
+            worker.broker.return_queue_for = settings.return_queue_for
             if settings.in_memory:
                 _check_memory(app, is_prefork=worker.is_prefork)
             self._lost = check_store(app)

@@ -39,7 +39,7 @@ from kombu.asynchronous import hub
 from kombu.asynchronous.timer import Timer as KombuTimer
 from kombu.common import QoS
 from kombu.message import Message
-from kombu.transport import pyamqp, virtual
+from kombu.transport import SQS, pyamqp, virtual
 from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
@@ -580,3 +580,12 @@ def test_what_kombus_redis_transport_imports_is_installed_with_us() -> None:
     """It is a requirement of ``kombu[redis]``, and not of ``kombu``."""
     assert "from packaging.version import Version" in source(sys.modules[RedisChannel.__module__])
     assert "packaging" in (requires("celery-ratelimit") or ())
+
+
+def test_sqs_creates_a_queue_that_is_declared_passively_and_goes_by_its_own_visibility_timeout() -> None:
+    channel = SQS.Channel
+    assert channel._has_queue is virtual.Channel._has_queue
+    assert "_resolve_queue_url" in source(channel._new_queue)
+    assert "'VisibilityTimeout': str(self.visibility_timeout)" in source(channel._new_queue)
+    assert "visibility_timeout" not in source(channel._get_from_sqs)
+    assert "kwargs['MessageDeduplicationId'] = str(uuid.uuid4())" in source(channel._put)

@@ -139,3 +139,14 @@ def test_the_wait_and_the_slot_of_an_earlier_return_are_forgotten() -> None:
     again = parcel_of(a_request(**producer.headers), "celery", BACK_BY)
     publish(producer, again, 0.0, {"copy": 2})
     assert marker_in_headers(producer.headers) == {**MARKER, "copy": 2}
+
+
+def test_what_is_of_one_publish_to_sqs_is_left_out_of_the_next() -> None:
+    """A return with the deduplication id that it was sent with would be dropped, and the task lost."""
+    request = a_request()
+    request.message.properties |= {"MessageGroupId": "a", "MessageDeduplicationId": "1", "DelaySeconds": 900}
+    for back in (BACK_BY, None):
+        producer = Published()
+        publish(producer, parcel_of(request, "celery", back))
+        assert producer.options["MessageGroupId"] == "a"
+        assert not {"MessageDeduplicationId", "DelaySeconds"} & producer.options.keys()
