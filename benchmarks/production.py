@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=400)
     options = parser.parse_args()
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
     with Fleet("production", rate=0) as fleet:
         env = {"TEST_BROKER": fleet.url, "TEST_BACKEND": fleet.url, "TEST_RECORDS": str(fleet.directory)}
         env["TEST_CONF"] = "{}"
