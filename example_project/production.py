@@ -20,7 +20,7 @@ from celery_ratelimit import Concurrency, Limit, RateLimitedTask
 
 from .client import Refused, call
 
-app = Celery("production")
+app = Celery("example_project.production")  # the name of its module, which is "__main__" where it is run
 app.conf.update(
     broker_url=os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0"),
     result_backend=os.environ.get("RESULT_BACKEND", "redis://localhost:6379/0"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,7 +55,8 @@ def call(path: str) -> None:
 production.call = call
 
 if __name__ == "__main__":
-    production.send()
+    urls = {"CELERY_BROKER_URL": app.conf.broker_url, "RESULT_BACKEND": app.conf.result_backend}
+    subprocess.run([sys.executable, "-m", "example_project.production"], env={**os.environ, **urls}, check=True)
     for event in range(int(sys.argv[1])):  # throughout: 25 a second
         note(kind="sent", path=f"/events/{event}")
         production.track.delay(event)
