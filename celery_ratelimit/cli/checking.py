@@ -62,8 +62,9 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
 def _of_fleet(app: Any) -> tuple[list[str], list[str]]:
     """Warnings and notes."""
     from ..operations.setup_checks import InformationalFinding, check_settings, check_store, check_workers
+    from ..operations.task_checks import check_tasks
 
-    found = [*check_settings(app), *check_store(app), *check_workers(app)]
+    found = [*check_settings(app), *check_tasks(app), *check_store(app), *check_workers(app)]
     return [each for each in found if not isinstance(each, InformationalFinding)], [
         each for each in found if isinstance(each, InformationalFinding)
     ]

@@ -24,7 +24,8 @@ _MENDS = [
     (r"certificate has expired|certificate is not yet valid", "its certificate is out of date: renew it there"),
     (
         r"CERTIFICATE_VERIFY_FAILED",
-        "its certificate is not signed by a CA that is known here: name the CA's, ?ssl_ca_certs=/path/of/ca.pem",
+        "its certificate is not signed by a CA that is known here: name the CA's, ?ssl_ca_certs=/path/of/ca.pem, "
+        "or ssl_ca_certs in broker_use_ssl",
     ),
     (
         r"Error 2 connecting to (?!/|the socket)",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import redis
+from celery import Celery
 from click.testing import CliRunner
 
 from celery_ratelimit import Limiter
@@ -38,6 +40,21 @@ def test_tls_of_the_broker_is_the_stores(
             assert "TLS" not in found.output
             assert "does not answer" not in found.output
         assert Limiter.from_app(fleet.sender).check_store() == []
+
+
+def test_a_wrong_ca_in_the_settings_of_the_broker_is_named(tls_server: tuple[int, Path], tmp_path: Path) -> None:
+    port, _ = tls_server
+    other = tmp_path / "other.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-keyout", "/dev/null"]
+    subprocess.run([*request, "-out", str(other)], check=True, capture_output=True)
+    app = Celery("sender", broker=f"rediss://127.0.0.1:{port}/0", set_as_current=False)
+    app.conf.update(broker_use_ssl={"ssl_cert_reqs": "required", "ssl_ca_certs": str(other)})
+    app.conf.ratelimit_queues = {"celery": "1/s"}
+    found = CliRunner().invoke(ratelimit, ["check", "--fleet"], obj=SimpleNamespace(app=app))
+    assert found.exit_code == 1
+    (line,) = [line for line in found.output.splitlines() if "the limiter's store" in line]
+    assert "not signed by a CA that is known here" in line
+    assert "or ssl_ca_certs in broker_use_ssl" in line
 
 
 def test_a_token_that_is_replaced_while_workers_run(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

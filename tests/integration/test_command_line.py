@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from kombu import pools
+from kombu import Queue, pools
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
@@ -24,8 +25,11 @@ from celery_ratelimit.backlog.tuning import READ_AT_ONCE
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.lots import ParkingLots
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.operations.setup_checks import InformationalFinding
+from celery_ratelimit.operations.task_checks import check_tasks
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
+from tests.fleet_of import until
 from tests.integration.test_stores import rights
 from tests.shop import Run, command_line, make_app, park
 
@@ -504,6 +508,71 @@ def test_check_of_a_fleet(run: Run, app: Celery) -> None:
         "no worker has answered",
     ):
         assert part in found.output, found.output
+
+
+def on_rabbitmq(queue: Queue, **options: Any) -> list[str]:
+    """What is found in the settings of an app with one limited task in a queue at RabbitMQ, which is not asked."""
+    app = Celery("shop", broker="amqp://nowhere", set_as_current=False)
+    app.conf.update(task_queues=[queue], task_default_queue=queue.name, ratelimit_url="redis://nowhere")
+
+    @app.task(name="shop.charge", base=RateLimitedTask, shared=False, **{"limits": "1/s", **options})
+    def charge(order: int, tenant: str | None = None, **more: Any) -> None: ...
+
+    return list(check_tasks(app))
+
+
+@pytest.mark.parametrize(
+    ("queue", "says"),
+    [
+        (Queue("jobs", queue_arguments={"x-max-length": 9}), "'jobs' has x-max-length: parked tasks do not count"),
+        (Queue("jobs", max_length_bytes=9), "limited queue 'jobs' has x-max-length-bytes: parked tasks do not count"),
+        (
+            Queue("jobs", message_ttl=9),
+            "'jobs' has x-message-ttl: a task that waits longer is dead-lettered or dropped",
+        ),
+    ],
+)
+def test_bounds_of_a_queue_of_limited_tasks_are_notes(queue: Queue, says: str) -> None:
+    (note,) = on_rabbitmq(queue)
+    assert isinstance(note, InformationalFinding)
+    assert says in note
+    assert not on_rabbitmq(queue, throttle="drop")
+    assert not on_rabbitmq(Queue("jobs", queue_arguments={"x-max-priority": 9}))
+
+
+@pytest.mark.parametrize(("argument", "needs"), [("tenant", True), ("region", True), ("order", False)])
+def test_a_key_that_a_call_may_leave_out_is_a_note(argument: str, needs: bool) -> None:
+    found = on_rabbitmq(Queue("jobs"), limits=Limit("1/s", key=f"{{{argument}}}"))
+    assert [isinstance(each, InformationalFinding) for each in found] == [True] * needs
+    assert all(f"a call of task 'shop.charge' without '{argument}' fails" in each for each in found)
+    for choice in ("error", "exempt", "shared"):
+        assert not on_rabbitmq(Queue("jobs"), limits=Limit("1/s", key=f"{{{argument}}}", missing_key=choice))
+
+
+def test_a_task_of_a_limited_queue_that_cannot_give_its_key_is_a_warning(app: Celery) -> None:
+    app.conf.ratelimit_queues = {"celery": {"rate": "1/s", "key": "{tenant}"}}
+    found = list(check_tasks(app))
+    assert len(found) == 2, "the third task has a tenant"
+    for name, warning in zip(("shop.charge", "shop.train"), found, strict=True):
+        says = f"in queue 'celery' the task fails: task {name!r}: key='{{tenant}}' of limit 'celery' names the argument"
+        assert warning.startswith(says)
+        assert not isinstance(warning, InformationalFinding)
+
+
+def test_a_result_backend_that_is_lost_or_hangs_is_a_line(run: Run, server: EmbeddedServer, store: redis.Redis) -> None:
+    def with_backend(url: str) -> Celery:
+        app = make_app(server.url)
+        app.conf.result_backend = url
+        return app
+
+    lost = run("check", "--fleet", of=with_backend("redis://:secret@127.0.0.1:1/0")).output
+    assert lost.count("the result backend at redis://**@127.0.0.1:1/0 does not answer") == 1
+    assert "secret" not in lost
+    with embedded_server() as hung:
+        until(lambda: not list(check_tasks(with_backend(hung.url))), 20, "an answer within a second")
+        hung.freeze()
+        (said,) = check_tasks(with_backend(hung.url))
+        assert "does not answer (nothing within 1 s), and no task ends before it does" in said
 
 
 def test_a_limiter_of_its_own_tells_the_same(limiter: Limiter, run: Run) -> None:
