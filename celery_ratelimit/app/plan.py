@@ -159,9 +159,11 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
             policy_of(task, (), where)
         return None
     signature, models = signature_of(task.run), models_of(task)
+    # A task of Celery's own that comes by a limited queue has no tenant: celery.chord_unlock.
+    missing_key = "exempt" if is_built_in(task.name) else settings.missing_key
     for limit in limits:
         _check_key(limit, where)
-        check_arguments(limit, signature, where, settings.missing_key, models=models is not None)
+        check_arguments(limit, signature, where, missing_key, models=models is not None)
         if limit.priority_reserve is not None:
             limit.priority_reserve.check(where, limit.name, lowest_first=goes_by(task.app))
     policy = policy_of(task, limits, where)
@@ -185,7 +187,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
         fixed = demands_of(limits, None, (), {}, node)
     lowest = any(limit.priority_reserve is not None for limit in limits) and goes_by(task.app)
-    return Plan(tuple(limits), policy, signature, fixed, node, lowest, settings.missing_key, models)
+    return Plan(tuple(limits), policy, signature, fixed, node, lowest, missing_key, models)
 
 
 def is_meant(pattern: str, name: str) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit
+from celery_ratelimit.app.plan import make_plan
+from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
 
@@ -116,3 +118,11 @@ def test_values_that_cannot_be(kind: Any) -> None:
 def test_limits_that_differ_in_it_are_one_bucket() -> None:
     limits: list[AnyLimit] = [by("exempt"), by("shared")]
     assert plan_of(work, limits=limits).demands((1, "ann"), {}) == (LimitRequest(limits[0], "tenant", "tenant:ann"),)
+
+
+def test_celerys_own_task_in_a_limited_queue_has_no_key_and_runs() -> None:
+    """Without a native chord (RabbitMQ's ``rpc://``, databases) ``celery.chord_unlock`` comes by the default queue."""
+    app = app_with(ratelimit_queues={"celery": [by(None), Limit("9/s", name="calls")]})
+    plan = make_plan(app.tasks["celery.chord_unlock"], "celery", settings_of(app))
+    assert plan is not None
+    assert [each.name for each in plan.demands(("group", "callback"), {})] == ["calls"]
