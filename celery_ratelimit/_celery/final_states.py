@@ -1,6 +1,4 @@
-"""Ends tasks in the worker's main process. A thread stores their states, as a result backend may hang.
-
-The thread is a daemon: an executor's would hold back the end of the worker.
+"""Ends tasks in the worker's main process. A daemon thread stores their states, as a result backend may hang.
 
 What is relied on; line numbers are of Celery 5.7.0:
 
@@ -41,10 +39,7 @@ _announce_revoked = Request._announce_revoked
 
 
 class FinalStates:
-    """The final states that one worker has yet to store.
-
-    ``on_revoked``: called with the task of a request that Celery ends as revoked, its context, and if it has expired.
-    """
+    """The final states that one worker has yet to store; ``on_revoked``: see :meth:`.Worker.intercept`."""
 
     def __init__(self, timers: Timers, prefetch: Prefetch, on_revoked: Callable[[Any, Any, bool], None]) -> None:
         self._timers, self._prefetch, self.on_revoked = timers, prefetch, on_revoked

@@ -209,13 +209,11 @@ def end_revoked(request: Any, reason: str, expired: Any = False) -> None:
 
 
 def throttled_out(task: Any, context: Context, outcome: str, reason: str) -> None:
-    """Call ``on_throttled_out`` of a task that never runs because of a limit, and send ``task_throttled_out``; once.
+    """Call ``on_throttled_out`` of a task that never runs because of a limit, and send ``task_throttled_out``.
 
     ``context`` is its request, as ``self.request`` in the task; ``outcome`` and ``reason``: see the signal.
     """
-    if "throttled_out" in vars(context):
-        return
-    context.throttled_out, context.name = outcome, task.name
+    context.name = task.name
     call = {"task_id": context.id, "args": context.args, "kwargs": context.kwargs}
     hook = getattr(task, "on_throttled_out", None)
     task.request_stack.push(context)

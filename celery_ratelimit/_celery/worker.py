@@ -86,7 +86,7 @@ class Worker:
             on_end: is called when a request's task has ended.
             on_message: is called with each message that is delivered, before its countdown.
             on_error: handles an error that a request has raised in the gate or the pool.
-            on_revoked: is called before a request ends as revoked or expired; see :class:`.FinalStates`.
+            on_revoked: is called with a task that ends as revoked, its context, and whether it has expired.
         """
 
         def arrive(request: Any) -> None:
