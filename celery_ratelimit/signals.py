@@ -25,7 +25,7 @@ task_throttled = Signal(
 #: process, by a worker without the gate in the task's. ``sender``: the task; ``task_id``, ``args``, ``kwargs``: of the
 #: call; ``outcome``: ``"dropped"``, ``"coalesced"`` (another task waits in its place), or ``"expired"`` or
 #: ``"revoked"`` while it waited for a limit; ``reason``: the reason as text. The task's ``on_throttled_out`` is called
-#: just before. Be quick, as in receivers of ``task_throttled``.
+#: just before. Its state is stored after that. Be quick, as in receivers of ``task_throttled``.
 task_throttled_out = Signal(
     name="task_throttled_out", providing_args={"task_id", "args", "kwargs", "outcome", "reason"}
 )

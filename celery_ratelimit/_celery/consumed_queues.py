@@ -171,17 +171,12 @@ def consumer_classes(
 
             def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
                 def stamped(message: Any) -> Any:
-                    now = time.monotonic()
-                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
-                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_received_at=now)
-                    else:
-                        message.ratelimit_queue, message.ratelimit_received_at = queue.name, now
+                    message_fields.stamp(message, ratelimit_queue=queue.name, ratelimit_received_at=time.monotonic())
                     on_message(message)
                     return callback(message)
 
                 return consume(tag, stamped, **options)
 
-            on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
             queue.consume = consume_stamped
             try:
                 return super()._basic_consume(queue, *args, **kwargs)

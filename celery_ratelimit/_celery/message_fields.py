@@ -33,14 +33,19 @@ except ImportError:  # no redis-py that kombu would take
         """No message has one."""
 
 
-__all__ = ["RedisQoS", "broker_order", "lowest_first", "priority_of", "stamp_of", "stored_id"]
+__all__ = ["RedisQoS", "broker_order", "lowest_first", "priority_of", "stamp", "stamp_of", "stored_id"]
 
 #: The highest priority on RabbitMQ.
 MAX_PRIORITY = 255
 
 
+def stamp(message: Any, **stamps: Any) -> None:
+    """Stamp a message that comes. On AMQP it is no message of kombu's yet, which keeps this dict (pyamqp.py 119)."""
+    (message.delivery_info if isinstance(message, amqp.Message) else vars(message)).update(stamps)
+
+
 def stamp_of(message: Any, name: str) -> Any:
-    """A stamp by :func:`.consumed_queues.consumer_classes`: ``ratelimit_queue``, or ``ratelimit_received_at``."""
+    """A stamp: ``ratelimit_queue``, ``ratelimit_received_at``, or ``ratelimit_final_states``."""
     return getattr(message, name, None) or (message.delivery_info or {}).get(name)
 
 

@@ -11,7 +11,8 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   (celery/events/dispatcher.py 190).
 * ``request.request_dict`` and ``request.delivery_info``, which is in it (request.py 177): what the task is told when it
   starts.
-* ``Request._announce_revoked`` (celery/worker/request.py), ``Task.request_stack``.
+* ``Request._announce_revoked`` (celery/worker/request.py 464), of which :func:`end_revoked` is a copy, and
+  ``Task.request_stack``.
 * ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
 * ``Request.reject`` (celery/worker/request.py 907) rejects an unacknowledged message.
 """
@@ -38,8 +39,11 @@ from .saved_message import marker_in, without_marker
 
 __all__ = [
     "PERMIT",
+    "attempt",
+    "context_of",
     "deadline_of",
     "delivery_age",
+    "end_revoked",
     "fail",
     "has_arrived",
     "is_of_canvas",
@@ -168,38 +172,16 @@ def fail(request: Any, error: BaseException) -> None:
         raise error
     except BaseException:
         info = ExceptionInfo()
-    task, context = request.task, _context_of(request)
-
-    def store() -> None:
-        task.backend.mark_as_failure(
-            request.id, error, traceback=info.traceback, request=context, store_result=request.store_errors
-        )
-
-    def send_signal() -> None:
-        signals.task_failure.send(
-            sender=task,
-            task_id=request.id,
-            exception=error,
-            args=request.args,
-            kwargs=request.kwargs,
-            traceback=error.__traceback__,
-            einfo=info,
-        )
-
-    task.request_stack.push(context)
-    try:
-        _try(request, "its result backend", store)
-        _try(request, "its on_failure", lambda: task.on_failure(error, request.id, request.args, request.kwargs, info))
-        _try(request, "a receiver of task_failure", send_signal)
-        returned = states.FAILURE, error, request.id, request.args, request.kwargs, info
-        _try(request, "its after_return", lambda: task.after_return(*returned))
-    finally:
-        task.request_stack.pop()
-        _end(request)
-    _try(
+    task, call = request.task, (request.id, request.args, request.kwargs, info)
+    failure = dict(zip(("task_id", "args", "kwargs", "einfo"), call, strict=True), traceback=error.__traceback__)
+    event = {"exception": saferepr(error), "traceback": info.traceback}
+    stamp_of(request.message, "ratelimit_final_states").end(
         request,
-        "an event",
-        lambda: request.send_event("task-failed", exception=saferepr(error), traceback=info.traceback),
+        lambda **of: task.backend.mark_as_failure(request.id, error, traceback=info.traceback, **of),
+        ("its on_failure", lambda: task.on_failure(error, *call)),
+        ("a receiver of task_failure", lambda: signals.task_failure.send(sender=task, exception=error, **failure)),
+        ("its after_return", lambda: task.after_return(states.FAILURE, error, *call)),
+        ("an event", lambda: request.send_event("task-failed", **event)),
     )
 
 
@@ -209,30 +191,37 @@ def revoke(request: Any, outcome: str, reason: str) -> None:
     ``outcome``: see :func:`throttled_out`.
     """
     remove_marker(request)
-    throttled_out(request.task, _context_of(request), outcome, reason)
-    try:
-        _try(request, "its result backend", lambda: request._announce_revoked(reason, False, None, False))
-    finally:
-        request._already_revoked = True
-        _end(request)
+    throttled_out(request.task, context_of(request), outcome, reason)
+    end_revoked(request, reason)
+
+
+def end_revoked(request: Any, reason: str, expired: Any = False) -> None:
+    """End a task as ``Request._announce_revoked`` does. Its state is stored in a thread."""
+    request._already_revoked = True
+    task, event = request.task, {"terminated": False, "signum": None, "expired": expired}
+    revoked = {"request": context_of(request), **event}
+    stamp_of(request.message, "ratelimit_final_states").end(
+        request,
+        lambda **of: task.backend.mark_as_revoked(request.id, reason, **of),
+        ("an event", lambda: request.send_event("task-revoked", **event)),
+        ("a receiver of task_revoked", lambda: signals.task_revoked.send(sender=task, **revoked)),
+    )
 
 
 def throttled_out(task: Any, context: Context, outcome: str, reason: str) -> None:
-    """Call ``on_throttled_out`` of a task that never runs because of a limit, and send ``task_throttled_out``; once.
+    """Call ``on_throttled_out`` of a task that never runs because of a limit, and send ``task_throttled_out``.
 
     ``context`` is its request, as ``self.request`` in the task; ``outcome`` and ``reason``: see the signal.
     """
-    if "throttled_out" in vars(context):
-        return
-    context.throttled_out, context.name = outcome, task.name
+    context.name = task.name
     call = {"task_id": context.id, "args": context.args, "kwargs": context.kwargs}
     hook = getattr(task, "on_throttled_out", None)
     task.request_stack.push(context)
     try:
         if hook is not None:
-            _try(context, "its on_throttled_out", lambda: hook(outcome, *call.values()))
+            attempt(context, "its on_throttled_out", lambda: hook(outcome, *call.values()))
         send = task_throttled_out.send
-        _try(context, "a receiver", lambda: send(sender=task, outcome=outcome, reason=reason, **call))
+        attempt(context, "a receiver", lambda: send(sender=task, outcome=outcome, reason=reason, **call))
     finally:
         task.request_stack.pop()
 
@@ -244,12 +233,7 @@ def reject(request: Any) -> None:
     request.reject(requeue=False)
 
 
-def _end(request: Any) -> None:
-    state.task_ready(request)
-    request.acknowledge()
-
-
-def _try(request: Any, what: str, step: Callable[[], Any]) -> None:
+def attempt(request: Any, what: str, step: Callable[[], Any]) -> None:
     """Run one step of a task's end. An error of it, ``SystemExit`` included, is logged and does not end the worker."""
     try:
         step()
@@ -259,7 +243,7 @@ def _try(request: Any, what: str, step: Callable[[], Any]) -> None:
         logger.error("Task %s[%s] ends, but %s raised %r", request.name, request.id, what, error, exc_info=True)
 
 
-def _context_of(request: Any) -> Context:
+def context_of(request: Any) -> Context:
     """The task's request, as ``self.request`` in the task; of a malformed message the fields that can be read."""
     try:
         return request._context

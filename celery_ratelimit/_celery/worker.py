@@ -34,6 +34,8 @@ from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
 from .consumed_queues import ConsumedQueues
+from .final_states import FinalStates
+from .message_fields import stamp
 from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
@@ -75,6 +77,7 @@ class Worker:
         on_end: Callable[[Any], None],
         on_message: Callable[[Any], None],
         on_error: Callable[[Any, Exception], None],
+        on_revoked: Callable[[Any, Any, bool], None],
     ) -> None:
         """Direct each request to ``on_request`` instead of the pool.
 
@@ -83,10 +86,12 @@ class Worker:
             on_end: is called when a request's task has ended.
             on_message: is called with each message that is delivered, before its countdown.
             on_error: handles an error that a request has raised in the gate or the pool.
+            on_revoked: is called with a task that ends as revoked, its context, and whether it has expired.
         """
 
         def arrive(request: Any) -> None:
             note_arrived(request)
+            stamp(request.message, ratelimit_final_states=self.final_states)
             try:
                 on_request(request)
             except Exception as error:
@@ -95,11 +100,12 @@ class Worker:
                 on_error(request, error)
 
         def delivered(message: Any) -> None:
+            stamp(message, ratelimit_final_states=self.final_states)
             self.consumption.correct_queue(message)
             on_message(message)
 
         consumer, timers = self._consumer, self.timers
-        self._on_error = on_error
+        self._on_error, self.final_states = on_error, FinalStates(timers, self.consumption.prefetch, on_revoked)
         consumer.on_task_request = timers.locked(arrive)
         self.pool.survive_reconnect(consumer)
         self.pool.watch(timers.on_gate_thread(timers.locked(timers.guarded(on_end))))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import click
-from celery import Celery, bootsteps, signals
+from celery import Celery, bootsteps
 
 from .._celery import Worker, add_to_banner, show_revoked_state
 from ..app.declared_limits import declare
@@ -81,7 +81,7 @@ class GateStep(bootsteps.StartStopStep):
         except ConfigurationError as error:
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited, observers)
-        worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
+        worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error, gate.on_revoked)
         worker.consumption.consume_return_queues(settings.return_queue_for)
 
     def start(self, consumer: Any) -> None:
@@ -91,21 +91,17 @@ class GateStep(bootsteps.StartStopStep):
                 self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None
             self.gate.begin()
-            signals.task_revoked.connect(self._on_revoked, weak=False, dispatch_uid=id(self))
 
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:
-            signals.task_revoked.disconnect(dispatch_uid=id(self))
             self.gate.close()
 
     def close(self, consumer: Any) -> None:
+        if self.gate is not None:
+            self.gate.worker.final_states.close(stopping=True)
         self.stop(consumer)
         if self.gate is not None:
             self.gate.worker.flush_pending()
-
-    def _on_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-        if self.gate is not None:
-            self.gate.on_revoked(sender, request, expired)
 
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
     terminate = shutdown = stop

@@ -271,6 +271,7 @@ class Gate:
             self._limit_watcher.close()
             self._concurrency.close()
             self._attendant.close()
+            self.worker.final_states.close(stopping=False)
             self.worker.acknowledgements.close()
 
     def _store_is_back(self) -> None:

@@ -17,9 +17,10 @@ import pydantic
 import pytest
 from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import RecoverableConnectionError
-from celery import Celery
+from celery import Celery, signals
 from celery.app import base
 from celery.app.task import Context
+from celery.app.task import Task as CeleryTask
 from celery.apps import worker
 from celery.concurrency import eventlet, gevent, prefork
 from celery.concurrency.asynpool import AsynPool
@@ -50,6 +51,7 @@ from celery_ratelimit._celery.autoscaling import Autoscaling
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import consumer_classes
+from celery_ratelimit._celery.final_states import _announce_revoked
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_addresses import ReturnAddresses, ReturnNames
@@ -243,9 +245,19 @@ def test_the_prefetch_is_widened_for_what_waits() -> None:
     assert {"increment_eventually", "decrement_eventually"} <= set(dir(QoS))
 
 
-def test_a_revoked_request_can_be_announced_with_a_reason() -> None:
-    parameters = inspect.signature(request.Request._announce_revoked).parameters
+def test_what_celery_does_to_end_a_revoked_request() -> None:
+    """``end_revoked`` does the same, with the state stored in a thread."""
+    parameters = inspect.signature(_announce_revoked).parameters
     assert list(parameters) == ["self", "reason", "terminated", "signum", "expired"]
+    steps = ["task_ready(", "send_event('task-revoked'", "mark_as_revoked(", "acknowledge()", "_already_revoked = True"]
+    lines = source(_announce_revoked)
+    places = [lines.index(step) for step in [*steps, "send_revoked(self.task, request=self._context"]]
+    assert places == sorted(places)
+    assert lines.count("self.") == 9, "and nothing else"
+    assert request.send_revoked == signals.task_revoked.send
+    assert "self._announce_revoked(" in source(request.Request.revoked)
+    assert "return self.app.backend" in source(CeleryTask.backend.fget)
+    assert "self._local.backend = backend" in source(Celery._backend.fset)
 
 
 def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
@@ -449,8 +461,6 @@ def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> 
     assert task.request.id == "this"
     task.request_stack.pop()
     assert task.request.id is None
-    announce = {line.strip() for line in source(request.Request._announce_revoked).splitlines()}
-    assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
 
 
 def test_a_task_with_pydantic_makes_models_in_a_function_that_calls_another_one_by_name() -> None:

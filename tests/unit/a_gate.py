@@ -204,6 +204,7 @@ class Bench:
                 acknowledge=self._leaves("acknowledged"),
             ),
             acknowledgements=SimpleNamespace(close=lambda: None),
+            final_states=SimpleNamespace(close=lambda stopping: None),
             during_soft_shutdown=lambda poll, interval: None,
             autoscaling=SimpleNamespace(leave_out=lambda waiting: None, update=lambda: None),
             start=self._start,

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery.signals import task_revoked
 from celery.worker import state
 from celery.worker.consumer import Consumer
 
@@ -27,36 +26,13 @@ def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is
     consumer.hub, consumer._pending_operations = None, deque([lambda: said.append("acknowledged")])
     worker: Any = Worker.__new__(Worker)
     worker._consumer = consumer
+    worker.final_states = SimpleNamespace(close=lambda stopping: said.append("ended"))
     step: Any = GateStep.__new__(GateStep)
     step.gate = SimpleNamespace(worker=worker, close=lambda: said.append("let go"))
     step.stop(consumer)
     assert said == ["let go"], "the connection is lost: nothing can be said"
     step.close(consumer)
-    assert said == ["let go", "let go", "acknowledged"]
-
-
-def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
-    """Several workers run in one process one after the other in users' tests."""
-    heard: list[str] = []
-    before = len(task_revoked.receivers)
-    for _ in range(3):
-        consumer: Any = SimpleNamespace(event_dispatcher=None)
-        step: Any = GateStep.__new__(GateStep)
-        step._lost = None
-        worker = SimpleNamespace(flush_pending=lambda: None)
-        step.gate = SimpleNamespace(
-            worker=worker,
-            begin=lambda: None,
-            close=lambda: None,
-            on_revoked=lambda task, request, expired: heard.append(request),
-        )
-        step.start(consumer)
-        task_revoked.send(sender=None, request="revoked")
-        step.stop(consumer)  # the connection was lost
-        step.start(consumer)
-        step.close(consumer)
-    assert heard == ["revoked"] * 3
-    assert len(task_revoked.receivers) == before
+    assert said == ["let go", "ended", "let go", "acknowledged"]
 
 
 def test_threads_for_the_store_end_with_the_worker() -> None:

@@ -1,0 +1,232 @@
+"""Tasks that end in the worker's main process, whatever their result backend does: each ends once, at its deadline."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.worker.request import Request
+
+from celery_ratelimit._celery import final_states
+from celery_ratelimit._celery.final_states import DEADLINE, SLOW, FinalStates
+
+
+def body() -> None: ...
+
+
+class Ending:
+    """A request, and what has happened to it."""
+
+    expires = None
+    store_errors, _already_revoked = True, False
+
+    def __init__(self, id: str, states: FinalStates | None = None) -> None:
+        self.id, self.name, self.said = id, "task", list[str]()
+        self.task = Celery(set_as_current=False).task(body, name="task")
+        self.task.backend = SimpleNamespace(mark_as_revoked=lambda *_, **__: self.said.append("stored"))
+        self._context = Context(id=id)
+        self.message = SimpleNamespace(delivery_info={}, ratelimit_final_states=states)
+
+    def acknowledge(self) -> None:
+        self.said.append("acknowledged")
+
+    def send_event(self, name: str, **_: Any) -> None:
+        self.said.append(name)
+
+
+class Loop:
+    """A worker's loop, in the test's thread: its timers ring when the test says so."""
+
+    lock = nullcontext()
+
+    def __init__(self) -> None:
+        self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.widened = 0
+        self.revoked: list[Any] = []
+        prefetch: Any = SimpleNamespace(widen=self.widen)
+        self.states = FinalStates(self, prefetch, lambda *said: self.revoked.append(said))  # type: ignore[arg-type]
+
+    def widen(self, number: int) -> None:
+        self.widened += number
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.calls.put(call)
+
+    def guarded(self, call: Callable[[], None]) -> Callable[[], None]:
+        return call
+
+    def call_after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timers.append((seconds, call))
+
+    def ring(self, seconds: float) -> None:
+        due = [call for at, call in self.timers if at == seconds]
+        self.timers = [each for each in self.timers if each[0] != seconds]
+        for call in due:
+            call()
+
+    def end(self, request: Ending, store: Callable[[], object]) -> None:
+        self.states.end(
+            request, lambda **_: store(), ("a step", lambda: request.said.append(request.task.request.id or ""))
+        )
+
+    def turn(self) -> None:
+        """Until a thread has stored a state."""
+        self.calls.get(timeout=20)()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.states._waiting.put(None)
+
+
+@pytest.fixture
+def hangs() -> Iterator[Callable[[], object]]:
+    over = threading.Event()
+    yield over.wait
+    over.set()
+
+
+ENDED = ["1", "acknowledged"]
+
+
+def test_a_state_is_stored_in_a_thread_and_all_else_follows_in_the_loop(loop: Loop) -> None:
+    request, threads = Ending("1"), list[int]()
+    loop.end(request, lambda: threads.append(threading.get_ident()))
+    assert request.said == []
+    loop.turn()
+    assert request.said == ENDED
+    assert threads != [threading.get_ident()]
+    for seconds in (SLOW, DEADLINE - SLOW):
+        loop.ring(seconds)
+    assert (request.said, loop.widened, loop.timers) == (ENDED, 0, [])
+
+
+def test_an_error_of_the_backend_is_logged_and_the_task_ends(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    request = Ending("1")
+    loop.end(request, lambda: [][0])
+    loop.turn()
+    assert request.said == ENDED
+    assert "Task task[1] ends, but its result backend raised IndexError" in caplog.text
+
+
+def test_a_task_ends_at_its_deadline(loop: Loop, hangs: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+    requests = [Ending("1"), Ending("2")]
+    for request in requests:
+        loop.end(request, hangs)
+    loop.ring(SLOW)
+    assert loop.widened == 2, "both have left the prefetch"
+    assert [request.said for request in requests] == [[], []]
+    loop.ring(DEADLINE - SLOW)
+    assert [request.said for request in requests] == [["1", "acknowledged"], ["2", "acknowledged"]]
+    assert loop.widened == 0
+    lines = [(each.levelno, each.getMessage()) for each in caplog.records]
+    text = "ends, but its state is not in the result backend: it has not answered within 15 s"
+    assert lines == [(logging.ERROR, f"Task task[{id}] {text}") for id in "12"]
+
+
+def test_a_late_answer_changes_nothing_and_a_task_that_has_ended_is_not_stored(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on, stored = threading.Event(), list[str]()
+    requests = [Ending("1"), Ending("2"), Ending("3")]
+    for request, store in zip(requests, (goes_on.wait, partial(stored.append, "2")), strict=False):
+        loop.end(request, store)
+    loop.ring(SLOW)
+    loop.ring(DEADLINE - SLOW)
+    goes_on.set()
+    loop.turn()
+    loop.end(requests[2], partial(stored.append, "3"))
+    loop.turn()
+    assert stored == ["3"]
+    assert requests[0].said == ENDED
+    assert caplog.text.count("task[1]") == 1
+
+
+def test_a_bounded_number_of_states_wait(
+    loop: Loop, hangs: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(final_states, "MAX_WAITING", 3)
+    monkeypatch.setattr(loop.states, "_has_thread", True)  # it has not taken any yet
+    requests = [Ending(str(number)) for number in range(5)]
+    for request in requests:
+        loop.end(request, hangs)
+    assert [request.said for request in requests] == [[], [], [], ["3", "acknowledged"], ["4", "acknowledged"]]
+    assert caplog.text.count("its state is not in the result backend: 3 others are to be stored before it") == 2
+
+
+def test_a_worker_that_stops_waits_for_a_moment(
+    loop: Loop, hangs: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(final_states, "LAST_STATES", 1e-3)
+    stored, left = Ending("1"), Ending("2")
+    loop.end(stored, lambda: None)
+    call = loop.calls.get(timeout=20)  # the loop has ended before its turn
+    loop.end(left, hangs)
+    loop.states.close(stopping=True)
+    assert (stored.said, left.said) == (ENDED, []), "the message of the other one goes back"
+    assert [each.getMessage() for each in caplog.records] == [
+        "Task task[2] ends, but its state is not in the result backend: this worker stops, and its message goes back"
+    ]
+    call()
+    loop.ring(SLOW)
+    assert (stored.said, left.said, loop.widened) == (ENDED, [], 0)
+
+
+def test_its_thread_ends_with_the_worker(loop: Loop) -> None:
+    before = {*threading.enumerate()}
+    loop.end(Ending("1"), lambda: None)
+    (thread,) = {*threading.enumerate()} - before
+    assert thread.daemon, "it cannot hold back the end of the process"
+    loop.states.close(stopping=True)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_lost_connection_has_the_messages(
+    loop: Loop, hangs: Callable[[], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    request = Ending("1")
+    loop.end(request, hangs)
+    loop.states.close(stopping=False)
+    for seconds in (SLOW, DEADLINE - SLOW):
+        loop.ring(seconds)
+    assert (request.said, caplog.text, loop.widened) == ([], "", 0)
+
+
+def test_a_task_ends_once(loop: Loop) -> None:
+    request = Ending("1")
+    for _ in range(2):
+        loop.end(request, lambda: None)
+    loop.turn()
+    assert request.said == ENDED
+    assert loop.calls.empty()
+
+
+def test_a_task_that_celery_revokes_ends_in_the_same_way(loop: Loop) -> None:
+    request: Any = Ending("1", loop.states)
+    Request._announce_revoked(request, "expired", False, None, True)
+    assert request._already_revoked
+    assert loop.revoked == [(request.task, request._context, True)]
+    loop.turn()
+    assert request.said == ["stored", "task-revoked", "acknowledged"]
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_another_task_that_celery_revokes_ends_as_ever(loop: Loop, terminated: bool) -> None:
+    """It was terminated while it ran, or its message came by another consumer."""
+    request: Any = Ending("1", loop.states if terminated else None)
+    Request._announce_revoked(request, "revoked", terminated, None, False)
+    assert request.said == ["task-revoked", "stored", "acknowledged"]
+    assert loop.revoked == []
