@@ -20,6 +20,8 @@ _SHARED = (
 )
 _SENTINEL = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 _OF_HOSTS = ("ssl", "socket_connect", "socket_keepalive")
+#: What the URL says, or a setting of its own.
+_NO_OPTIONS = frozenset(("url", "host", "port", "path", "db", "quotas", "prefix", "counts", "lowest_first"))
 _SECURE = {"redis": "rediss", "valkey": "valkeys"}
 
 
@@ -31,6 +33,9 @@ def store_address(app: Celery, configured: Any, given: Any) -> tuple[str, dict[s
     """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigurationError("ratelimit_store_options must be a mapping of redis-py's options to their values")
+    for name in given.keys() & _NO_OPTIONS:
+        raise ConfigurationError(f"ratelimit_store_options: {name!r} is no option of a client: see ratelimit_url")
+    given = {name: _as_text(value) for name, value in given.items()}
     if configured is not None and (
         not isinstance(configured, str) or not (_is_store(configured) or configured.startswith("memory://"))
     ):
