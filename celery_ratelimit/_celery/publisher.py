@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 from amqp import spec
-from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError, error_for_code
+from amqp.exceptions import AccessRefused, ChannelError, NotFound, RecoverableConnectionError, error_for_code
 from celery.worker import state
 
 from .broker import Broker
@@ -34,7 +34,7 @@ from .bulk_acknowledge import BulkAcknowledge
 from .message_fields import stored_id
 from .publish_again import publish_all
 from .requests import deadline_of
-from .saved_message import Parcel, ReturnAddress, parcel_of
+from .saved_message import Parcel, ReturnAddress, marker_in_headers, parcel_of
 
 if TYPE_CHECKING:
     from .return_addresses import ReturnAddresses
@@ -99,7 +99,7 @@ class Republisher:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
         for name in {parcel["to"] for parcel, _, _ in parcels}:
             self._addresses.note_use(name)
-        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._addresses.declare)
+        return self._publish(self._consumer.task_consumer.channel, parcels, self._addresses.declare)
 
     def acknowledge(self, request: Any) -> None:
         """Acknowledge a message that waits elsewhere from now on, and end its request."""
@@ -109,9 +109,17 @@ class Republisher:
     def _republish(
         self, request: Any, parcel: Parcel, delay: float, marker: Mapping[str, Any], declare: Declare
     ) -> None:
-        for missing in self._publisher.publish(request.message.channel, [(parcel, delay, marker)], declare):
+        for missing in self._publish(request.message.channel, [(parcel, delay, marker)], declare):
             raise NoSuchQueue(missing)
         self.acknowledge(request)
+
+    def _publish(self, channel: Any, parcels: Parcels, declare: Declare) -> set[str]:
+        try:
+            return self._publisher.publish(channel, parcels, declare)
+        except AccessRefused as error:
+            for parcel in [parcel for parcel, _, _ in parcels if parcel.get("exchange")]:
+                self._addresses.refuse(marker_in_headers(parcel["headers"])["queue"], error)
+            raise
 
     def _declare_by_settings(self, name: str) -> bool:
         """Declare a queue as the app's settings have it, without a trace in ``app.amqp.queues``, if they have one."""

@@ -24,7 +24,7 @@ from kombu import Queue
 from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from .publisher import Publisher
-from .saved_message import ReturnAddress
+from .saved_message import Parcel, ReturnAddress, marker_in_headers
 
 __all__ = ["ReturnAddresses", "ReturnNames", "declared_like", "is_temporary"]
 
@@ -33,6 +33,9 @@ logger = logging.getLogger("celery_ratelimit")
 #: Arguments of a queue that bound what is in it.
 _BOUNDS = frozenset({"x-max-length", "x-max-length-bytes", "x-message-ttl", "x-expires"})
 
+#: Bytes of the longest name of a return queue: its exchange has a name of 255.
+_LONGEST_NAME = 248
+
 
 class ReturnNames:
     """The names of one worker's return queues.
@@ -40,7 +43,7 @@ class ReturnNames:
     Attributes:
         queues: the queues that the worker consumes for tasks, by name, also paused ones.
         make_name: the return queue's name, by the name of its queue.
-        refused: queues whose return queues are not at the broker, and may not be declared by this worker.
+        refused: queues whose return queues this worker may not consume, or neither finds nor may declare.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -54,7 +57,8 @@ class ReturnNames:
         """The queue by which throttled tasks of ``queue`` return.
 
         A queue of one worker (exclusive, ``worker_direct``), or that the broker deletes when it is not used, is its own
-        return queue: another one would be left behind. So is one whose return queue may not be declared.
+        return queue: another one would be left behind. So is one whose return queue may not be declared, or would
+        have too long a name for AMQP.
         """
         if queue in self.refused:
             return queue
@@ -64,7 +68,8 @@ class ReturnNames:
         )
         if is_own and self._is_reached_by_name(found):
             return queue
-        return self.make_name(queue)
+        name = self.make_name(queue)
+        return name if len(name.encode()) <= _LONGEST_NAME or not self.on_amqp else queue
 
     def _is_reached_by_name(self, queue: Queue) -> bool:
         """Whether a message reaches a queue by its name: a fanout exchange's only on AMQP.
@@ -150,6 +155,25 @@ class ReturnAddresses:
         self._known.pop(queue.name, None)
         return self.address(queue.name).queue == name
 
+    def refuse(self, queue: str, why: object) -> None:
+        """This worker has no right to a return queue, or there is none: tasks return by their own queue."""
+        if queue in self.names.refused:
+            return
+        name = self.names.name_for(queue)
+        self.names.refused.add(queue)
+        self._known.pop(queue, None)
+        logger.warning(
+            "The return queue %r is not at the broker, or not for this worker (%s): throttled tasks of %r return to "
+            "that, behind its other messages. Grant configure, write and read on %r and the exchange %r, or declare both, a "
+            "fanout that is bound to the queue",
+            *(name, why, queue, name, f"{name}.fanout"),
+        )
+
+    def usable(self, parcel: Parcel) -> Parcel:
+        """A parked message, to its own queue if this worker has no right to its return queue."""
+        queue = marker_in_headers(parcel["headers"]).get("queue") if parcel else None
+        return {**parcel, "to": queue, "exchange": ""} if queue in self.names.refused else parcel
+
     def _make(self, queue: str) -> ReturnAddress:
         name, declared = self.names.name_for(queue), self.names.queues.get(queue)
         if not self.names.on_amqp:
@@ -182,13 +206,7 @@ class ReturnAddresses:
         if not may_declare and not self._has(name):
             if queue.name in self.names.refused:  # noted while this has waited for the broker's answer
                 return False
-            self.names.refused.add(queue.name)
-            logger.warning(
-                "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
-                "%r return to it, behind its other messages. Grant configure, write and read on %r and the exchange "
-                "%r, or declare both, a fanout that is bound to the queue",
-                *(name, why, queue.name, name, f"{name}.fanout"),
-            )
+            self.refuse(queue.name, why)
             return False
         if isinstance(why, PreconditionFailed):
             logger.warning(
