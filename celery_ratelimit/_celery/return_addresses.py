@@ -164,8 +164,8 @@ class ReturnAddresses:
         self._known.pop(queue, None)
         logger.warning(
             "The return queue %r is not at the broker, or not for this worker (%s): throttled tasks of %r return to "
-            "that, behind its other messages. Grant configure, write and read on %r and the exchange %r, or declare both, "
-            "a fanout that is bound to the queue",
+            "that, behind its other messages. Grant configure, write and read on %r and the exchange %r, or declare "
+            "both, a fanout that is bound to the queue",
             *(name, why, queue, name, f"{name}.fanout"),
         )
 
