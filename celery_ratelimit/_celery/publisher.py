@@ -21,6 +21,7 @@ Of Celery 5.7.0:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,11 @@ def publish_on(channel: Any, parcels: Parcels) -> set[str]:
 
 
 class Republisher:
-    """Publishes messages of this worker again, then acknowledges them."""
+    """Publishes messages of this worker again, then acknowledges them.
+
+    Attributes:
+        now: the clock of deadlines, in seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class Republisher:
     ) -> None:
         self._consumer, self._broker = consumer, broker
         self._acknowledgements, self._publisher, self._addresses = acknowledgements, publisher, addresses
+        self.now = time.time
 
     def send_back(self, request: Any, queue: str, back: ReturnAddress, delay: float, slot_us: int | None) -> None:
         """Publish the message to return after ``delay`` seconds, and acknowledge this copy.
@@ -83,7 +89,7 @@ class Republisher:
         raises; the message then is still unacknowledged. ``slot_us``: its slot by the store's clock, if it has one.
         """
         slot = {} if slot_us is None else {"slot": slot_us}
-        parcel = parcel_of(request, queue, back, stored_id(request, queue), deadline_of(request, back.ttl))
+        parcel = parcel_of(request, queue, back, stored_id(request, queue), deadline_of(request, back.ttl, self.now))
         self._republish(request, parcel, delay, {"again": True, **slot}, self._addresses.declare)
 
     def redirect(self, request: Any, queue: str) -> None:
@@ -114,6 +120,12 @@ class Republisher:
         self.acknowledge(request)
 
     def _publish(self, channel: Any, parcels: Parcels, declare: Declare) -> set[str]:
+        if any(parcel["expires"] is not None for parcel, _, _ in parcels):
+            behind = self.now() - time.time()  # this machine's clock, by which a message gets its time to live
+            parcels = [
+                ({**parcel, "expires": parcel["expires"] and parcel["expires"] - behind}, delay, marker)
+                for parcel, delay, marker in parcels
+            ]
         try:
             return self._publisher.publish(channel, parcels, declare)
         except AccessRefused as error:
