@@ -18,6 +18,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -253,7 +254,9 @@ def _end(request: Any) -> None:
 def _try(request: Any, what: str, step: Callable[[], Any]) -> None:
     """Run one step of a task's end. An error of it, ``SystemExit`` included, is logged and does not end the worker."""
     try:
-        step()
+        if inspect.iscoroutine(made := step()):
+            made.close()
+            raise TypeError("it is async: it was not run")
     except (WorkerShutdown, WorkerTerminate):
         raise
     except (Exception, SystemExit) as error:
