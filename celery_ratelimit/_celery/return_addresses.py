@@ -171,7 +171,9 @@ class ReturnAddresses:
 
     def usable(self, parcel: Parcel) -> Parcel:
         """A parked message, to its own queue if this worker has no right to its return queue."""
-        queue = marker_in_headers(parcel["headers"]).get("queue") if parcel else None
+        if not parcel or not self.names.refused:
+            return parcel
+        queue = marker_in_headers(parcel["headers"])["queue"]
         return {**parcel, "to": queue, "exchange": ""} if queue in self.names.refused else parcel
 
     def _make(self, queue: str) -> ReturnAddress:

@@ -48,7 +48,7 @@ def _failure(error: Exception) -> RedisConnectionError:
 
 def with_provider(url: str, rest: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Replace user and password in the ``rest`` of a URL, and in options, by the credential provider, if there is one:
-    an object among the options, or the name of its class, there or in the query, as Celery writes it.
+    an object or a class among the options, or its name, there or in the query, as Celery writes it.
     """
     address, _, query = rest.partition("?")
     named = [unquote(each.removeprefix(_OPTION)) for each in query.split("&") if each.startswith(_OPTION)]
@@ -56,7 +56,8 @@ def with_provider(url: str, rest: str, options: dict[str, Any]) -> tuple[str, di
     if not provider:
         return rest, options
     try:
-        provider = _Provider(resolve_name(provider)() if isinstance(provider, str) else provider)
+        made = resolve_name(provider) if isinstance(provider, str) else provider
+        provider = _Provider(made() if isinstance(made, type) else made)
     except Exception as error:
         raise not_a_url(url, "its credential_provider is no provider, nor the name of a class of one") from error
     query = "&".join(each for each in query.split("&") if not each.startswith(_OPTION))

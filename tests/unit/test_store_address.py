@@ -176,6 +176,13 @@ def test_what_is_no_option_is_named(name: str) -> None:
         async_limiter_of(Celery(broker="redis://host/1", changes={"ratelimit_store_options": {name: "1"}}))
 
 
+def test_a_number_may_be_a_text_as_in_a_url() -> None:
+    made = kwargs_of(make_app("redis://host", ratelimit_store_options={"socket_timeout": "2", "max_connections": "3"}))
+    assert made["socket_timeout"] == 2
+    with pytest.raises(ConfigurationError, match="socket_timeout='abc' cannot be"):
+        make_app("redis://host", ratelimit_store_options={"socket_timeout": "abc"})
+
+
 def test_a_spelling_of_celerys_in_options_of_its_own() -> None:
     conf = {"ratelimit_url": "rediss://limits", "ratelimit_store_options": {"ssl_cert_reqs": "CERT_NONE"}}
     assert kwargs_of(make_app(**conf))["ssl_cert_reqs"] == "none"
@@ -186,7 +193,7 @@ class Failing(UsernamePasswordCredentialProvider):
         raise RuntimeError("the token service is down, and its password is secret")
 
 
-@pytest.mark.parametrize("provider", [Failing(), "tests.unit.test_store_address.Failing"])
+@pytest.mark.parametrize("provider", [Failing(), Failing, "tests.unit.test_store_address.Failing"])
 def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer, provider: Any) -> None:
     """No task fails for it: as while the store does not answer."""
     app = make_app(server.url, ratelimit_store_options={"credential_provider": provider})
@@ -201,9 +208,7 @@ def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer,
         asyncio.run(acquire())
 
 
-@pytest.mark.parametrize(
-    "options", [{"socket_timeout": "2"}, {"socket_timeout": -1}, {"retry": 3}, {"encoding": "latin-0"}]
-)
+@pytest.mark.parametrize("options", [{"socket_timeout": -1}, {"retry": 3}, {"encoding": "latin-0"}])
 def test_a_value_that_an_option_cannot_have(server: EmbeddedServer, options: dict[str, Any]) -> None:
     app = make_app(server.url, ratelimit_store_options=options)
     with pytest.raises(ConfigurationError, match=f"one of its options .{'|'.join(options)}. cannot have its value"):
