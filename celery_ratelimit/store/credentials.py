@@ -20,7 +20,7 @@ class _Provider:
     """A credential provider whose errors are an outage of the store: tasks wait, and it is asked again."""
 
     def __init__(self, provider: Any) -> None:
-        self._provider, self._get, self._get_async = provider, provider.get_credentials, provider.get_credentials_async
+        self._provider, self._get = provider, provider.get_credentials
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._provider, name)
@@ -37,7 +37,7 @@ class _Provider:
 
     async def get_credentials_async(self) -> Any:
         try:
-            return await self._get_async()
+            return await self._provider.get_credentials_async()
         except Exception as error:
             raise _failure(error) from error
 
