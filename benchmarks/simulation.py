@@ -450,6 +450,9 @@ class Worker:
     def address(self, queue: str) -> ReturnAddress:
         return ReturnAddress(self.return_queue_for(queue))
 
+    def usable(self, parcel: Any) -> Any:
+        return parcel
+
     def attended(self) -> set[tuple[str, str]]:
         return {(self.return_queue_for(QUEUE), QUEUE)}
 

@@ -21,12 +21,13 @@ Of Celery 5.7.0:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import amqp
 from amqp import spec
-from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError, error_for_code
+from amqp.exceptions import AccessRefused, ChannelError, NotFound, RecoverableConnectionError, error_for_code
 from celery.worker import state
 
 from .broker import Broker
@@ -34,7 +35,7 @@ from .bulk_acknowledge import BulkAcknowledge
 from .message_fields import stored_id
 from .publish_again import publish_all
 from .requests import deadline_of
-from .saved_message import Parcel, ReturnAddress, parcel_of
+from .saved_message import Parcel, ReturnAddress, marker_in_headers, parcel_of
 
 if TYPE_CHECKING:
     from .return_addresses import ReturnAddresses
@@ -63,7 +64,11 @@ def publish_on(channel: Any, parcels: Parcels) -> set[str]:
 
 
 class Republisher:
-    """Publishes messages of this worker again, then acknowledges them."""
+    """Publishes messages of this worker again, then acknowledges them.
+
+    Attributes:
+        now: the clock of deadlines, in seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class Republisher:
     ) -> None:
         self._consumer, self._broker = consumer, broker
         self._acknowledgements, self._publisher, self._addresses = acknowledgements, publisher, addresses
+        self.now = time.time
 
     def send_back(self, request: Any, queue: str, back: ReturnAddress, delay: float, slot_us: int | None) -> None:
         """Publish the message to return after ``delay`` seconds, and acknowledge this copy.
@@ -83,7 +89,7 @@ class Republisher:
         raises; the message then is still unacknowledged. ``slot_us``: its slot by the store's clock, if it has one.
         """
         slot = {} if slot_us is None else {"slot": slot_us}
-        parcel = parcel_of(request, queue, back, stored_id(request, queue), deadline_of(request, back.ttl))
+        parcel = parcel_of(request, queue, back, stored_id(request, queue), deadline_of(request, back.ttl, self.now))
         self._republish(request, parcel, delay, {"again": True, **slot}, self._addresses.declare)
 
     def redirect(self, request: Any, queue: str) -> None:
@@ -99,7 +105,7 @@ class Republisher:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
         for name in {parcel["to"] for parcel, _, _ in parcels}:
             self._addresses.note_use(name)
-        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._addresses.declare)
+        return self._publish(self._consumer.task_consumer.channel, parcels, self._addresses.declare)
 
     def acknowledge(self, request: Any) -> None:
         """Acknowledge a message that waits elsewhere from now on, and end its request."""
@@ -109,9 +115,23 @@ class Republisher:
     def _republish(
         self, request: Any, parcel: Parcel, delay: float, marker: Mapping[str, Any], declare: Declare
     ) -> None:
-        for missing in self._publisher.publish(request.message.channel, [(parcel, delay, marker)], declare):
+        for missing in self._publish(request.message.channel, [(parcel, delay, marker)], declare):
             raise NoSuchQueue(missing)
         self.acknowledge(request)
+
+    def _publish(self, channel: Any, parcels: Parcels, declare: Declare) -> set[str]:
+        if any(parcel["expires"] is not None for parcel, _, _ in parcels):
+            behind = self.now() - time.time()  # this machine's clock, by which a message gets its time to live
+            parcels = [
+                ({**parcel, "expires": parcel["expires"] and parcel["expires"] - behind}, delay, marker)
+                for parcel, delay, marker in parcels
+            ]
+        try:
+            return self._publisher.publish(channel, parcels, declare)
+        except AccessRefused as error:
+            for parcel in [parcel for parcel, _, _ in parcels if parcel.get("exchange")]:
+                self._addresses.refuse(marker_in_headers(parcel["headers"])["queue"], error)
+            raise
 
     def _declare_by_settings(self, name: str) -> bool:
         """Declare a queue as the app's settings have it, without a trace in ``app.amqp.queues``, if they have one."""

@@ -19,6 +19,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -115,28 +116,29 @@ def is_of_canvas(request: Any) -> bool:
     return any(getattr(context, each, None) for each in ("chord", "chain", "group", "callbacks", "errbacks"))
 
 
-def deadline_of(request: Any, ttl: float | None) -> int | None:
+def deadline_of(request: Any, ttl: float | None, now: Callable[[], float]) -> int | None:
     """When RabbitMQ would end a message that no worker takes, in microseconds since 1970; ``None``: never.
 
-    Counted from its first delivery; ``ttl``: its queue's, in seconds. A task with ``expires`` is ended by Celery.
+    Counted from its first delivery; ``ttl``: its queue's, in seconds; ``now``: the store's clock. A task with
+    ``expires`` is ended by Celery.
     """
     message = request.message
     given = message.properties.get("expiration") if isinstance(message.channel, amqp.Channel) else None
     if given is not None and (before := marker_in(message).get("deadline")) is not None:
         return int(before)
     lives = [each for each in (ttl, None if given is None or request.expires else int(given) / 1e3) if each is not None]
-    return round((time.time() - delivery_age(request) + min(lives)) * 1e6) if lives else None
+    return round((now() - delivery_age(request) + min(lives)) * 1e6) if lives else None
 
 
-def is_past_deadline(request: Any) -> bool:
-    """Whether a message was delivered after the deadline that it returned with.
+def is_past_deadline(request: Any, now: Callable[[], float]) -> bool:
+    """Whether a message was delivered after the deadline that it returned with; ``now``: the store's clock.
 
     A dead letter has none: RabbitMQ takes its ``expiration`` away.
     """
     deadline = marker_in(request.message).get("deadline")
     if deadline is None or request.message.properties.get("expiration") is None:
         return False
-    return bool(time.time() - delivery_age(request) >= deadline / 1e6)
+    return bool(now() - delivery_age(request) >= deadline / 1e6)
 
 
 # -- How it goes on ----------------------------------------------------------------------------------------------------
@@ -236,7 +238,9 @@ def reject(request: Any) -> None:
 def attempt(request: Any, what: str, step: Callable[[], Any]) -> None:
     """Run one step of a task's end. An error of it, ``SystemExit`` included, is logged and does not end the worker."""
     try:
-        step()
+        if inspect.iscoroutine(made := step()):
+            made.close()
+            raise TypeError("it is async: it was not run")
     except (WorkerShutdown, WorkerTerminate):
         raise
     except (Exception, SystemExit) as error:

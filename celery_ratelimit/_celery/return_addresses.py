@@ -25,7 +25,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from .broker_queries import declare_passively
 from .publisher import Publisher
-from .saved_message import ReturnAddress
+from .saved_message import Parcel, ReturnAddress, marker_in_headers
 
 __all__ = ["ReturnAddresses", "ReturnNames", "declared_like", "is_temporary"]
 
@@ -34,6 +34,9 @@ logger = logging.getLogger("celery_ratelimit")
 #: Arguments of a queue that bound what is in it.
 _BOUNDS = frozenset({"x-max-length", "x-max-length-bytes", "x-message-ttl", "x-expires"})
 
+#: Bytes of the longest name of a return queue: its exchange has a name of 255.
+_LONGEST_NAME = 248
+
 
 class ReturnNames:
     """The names of one worker's return queues.
@@ -41,7 +44,7 @@ class ReturnNames:
     Attributes:
         queues: the queues that the worker consumes for tasks, by name, also paused ones.
         make_name: the return queue's name, by the name of its queue.
-        refused: queues whose return queues are not at the broker, and may not be declared by this worker.
+        refused: queues whose return queues this worker may not consume, or neither finds nor may declare.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -55,8 +58,8 @@ class ReturnNames:
         """The queue by which throttled tasks of ``queue`` return.
 
         A queue of one worker (exclusive, ``worker_direct``), or that the broker deletes when it is not used, is its own
-        return queue: another one would be left behind. So is one whose return queue may not be declared, and a FIFO
-        queue of SQS: by another one a task would leave its message group.
+        return queue: another one would be left behind. So is one whose return queue may not be declared, or would have
+        too long a name for AMQP, and a FIFO queue of SQS: by another one a task would leave its message group.
         """
         if queue in self.refused or (queue.endswith(".fifo") and self._driver_type == "sqs"):
             return queue
@@ -66,7 +69,8 @@ class ReturnNames:
         )
         if is_own and self._is_reached_by_name(found):
             return queue
-        return self.make_name(queue)
+        name = self.make_name(queue)
+        return name if len(name.encode()) <= _LONGEST_NAME or not self.on_amqp else queue
 
     def _is_reached_by_name(self, queue: Queue) -> bool:
         """Whether a message reaches a queue by its name: a fanout exchange's only on AMQP.
@@ -161,6 +165,27 @@ class ReturnAddresses:
         self._known.pop(queue.name, None)
         return self.address(queue.name).queue == name
 
+    def refuse(self, queue: str, why: object) -> None:
+        """This worker has no right to a return queue, or there is none: tasks return by their own queue."""
+        if queue in self.names.refused:
+            return
+        name = self.names.name_for(queue)
+        self.names.refused.add(queue)
+        self._known.pop(queue, None)
+        logger.warning(
+            "The return queue %r is not at the broker, or not for this worker (%s): throttled tasks of %r return to "
+            "that, behind its other messages. Grant configure, write and read on %r and the exchange %r, or declare "
+            "both, a fanout that is bound to the queue. On SQS create it, and name it in predefined_queues",
+            *(name, why, queue, name, f"{name}.fanout"),
+        )
+
+    def usable(self, parcel: Parcel) -> Parcel:
+        """A parked message, to its own queue if this worker has no right to its return queue."""
+        if not parcel or not self.names.refused:
+            return parcel
+        queue = marker_in_headers(parcel["headers"])["queue"]
+        return {**parcel, "to": queue, "exchange": ""} if queue in self.names.refused else parcel
+
     def _make(self, queue: str) -> ReturnAddress:
         name, declared = self.names.name_for(queue), self.names.queues.get(queue)
         if not self.names.are_declared:
@@ -195,14 +220,7 @@ class ReturnAddresses:
         if not may_declare and not self._has(name):
             if queue.name in self.names.refused:  # noted while this has waited for the broker's answer
                 return False
-            self.names.refused.add(queue.name)
-            logger.warning(
-                "The return queue %r is not at the broker, and this worker may not declare it (%s): throttled tasks of "
-                "%r return to it, behind its other messages. Grant configure, write and read on it and the exchange "
-                "%r, or declare both, a fanout that is bound to the queue. On SQS create it, and name it in "
-                "predefined_queues",
-                *(name, why, queue.name, f"{name}.fanout"),
-            )
+            self.refuse(queue.name, why)
             return False
         if isinstance(why, PreconditionFailed):
             logger.warning(

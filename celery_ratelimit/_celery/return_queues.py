@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from amqp.exceptions import AccessRefused, RecoverableConnectionError
 from kombu import Queue
 
 from .bulk_receive import BulkReceive
@@ -132,7 +133,12 @@ class ReturnConsumer:
                 added = consumer.add_queue(declared_like(queue, name))
                 if not self._names.on_amqp:
                     added.queue_declare()
-                consumer.consume()
+                try:
+                    consumer.consume()
+                except RecoverableConnectionError as error:
+                    if error.reply_code == AccessRefused.code:
+                        self._addresses.refuse(queue.name, error)
+                    raise
 
     def _receive(self, message: Any) -> None:
         if self._task_consumer is None:

@@ -69,4 +69,9 @@ def check_store(app: Celery) -> StoreUnavailable | None:
             lost.__cause__ = error.__cause__
             return lost
         raise ConfigurationError(f"{text}. Start the store, or set ratelimit_url to where it is") from error
+    except (TypeError, ValueError, AttributeError, LookupError) as error:  # redis-py's, of the value of an option
+        named = ", ".join(settings.options)
+        raise ConfigurationError(
+            f"ratelimit_url={shown!r}: one of its options ({named}) cannot have its value: {error!r}"
+        ) from error
     return None

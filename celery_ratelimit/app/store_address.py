@@ -9,7 +9,7 @@ from celery import Celery
 
 from ..errors import ConfigurationError
 from ..store.url import SCHEMES, is_sentinel
-from ..store.url_text import without_password
+from ..store.url_text import read_option, without_password
 
 __all__ = ["store_address"]
 
@@ -20,6 +20,8 @@ _SHARED = (
 )
 _SENTINEL = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 _OF_HOSTS = ("ssl", "socket_connect", "socket_keepalive")
+#: What the URL says, or a setting of its own.
+_NO_OPTIONS = frozenset(("url", "host", "port", "path", "db", "quotas", "prefix", "counts", "lowest_first"))
 _SECURE = {"redis": "rediss", "valkey": "valkeys"}
 
 
@@ -31,6 +33,9 @@ def store_address(app: Celery, configured: Any, given: Any) -> tuple[str, dict[s
     """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigurationError("ratelimit_store_options must be a mapping of redis-py's options to their values")
+    for name in given.keys() & _NO_OPTIONS:
+        raise ConfigurationError(f"ratelimit_store_options: {name!r} is no option of a client: see ratelimit_url")
+    given = {name: read_option(name, value) for name, value in given.items()}
     if configured is not None and (
         not isinstance(configured, str) or not (_is_store(configured) or configured.startswith("memory://"))
     ):
@@ -70,7 +75,7 @@ def _of_celery(app: Celery) -> Iterator[tuple[str, dict[str, Any]]]:
         found, every = _of_sentinels(app, url), {**(transport or {}), **more}
         found.update((name, every[name]) for name in _SHARED if every.get(name) is not None)
         if isinstance(tls, Mapping):
-            found.update((name, _as_text(value)) for name, value in tls.items())
+            found.update((name, read_option(name, value)) for name, value in tls.items())
         if not is_sentinel(url):
             url = url.split(";")[0]
         elif "master_name" not in found and "service_name=" not in url:
@@ -86,9 +91,3 @@ def _of_sentinels(app: Celery, url: str) -> dict[str, Any]:
     """Celery's transport options about Sentinels: the broker's; what they lack, the result backend's."""
     transports = (app.conf.result_backend_transport_options or {}, app.conf.broker_transport_options or {})
     return {name: each[name] for each in transports for name in _SENTINEL if is_sentinel(url) and name in each}
-
-
-def _as_text(value: Any) -> Any:
-    """``ssl.CERT_REQUIRED``, and Celery's text of that name, as ``"required"``."""
-    name = getattr(value, "name", value)
-    return name.removeprefix("CERT_").lower() if isinstance(name, str) and name.startswith("CERT_") else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery import Task
@@ -11,10 +12,11 @@ from celery import Task
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.rate import parse_rate
+from ..limits.templates import check_arguments
 from ..names import plain
 from .options import OVERFLOWS, has_options, misspelt_options
 from .plan import is_built_in, is_meant, make_plan
-from .settings import Settings, settings_of
+from .settings import Settings, limits_of, settings_of
 
 __all__ = ["Owned", "forgotten", "limits_shown", "owners_of"]
 
@@ -115,6 +117,13 @@ def _of_tasks(app: Any, settings: Settings, consumed: Collection[str]) -> Iterat
                 f"{where} has a lock of {locking[0].split('.')[0]}, which stays where a limit ends the task without a "
                 "run: release it in a method on_throttled_out(self, outcome, task_id, args, kwargs)"
             )
+        for limit in plan.limits[: len(limits_of(own, settings.quotas, where))] if own is not None else ():
+            try:
+                if (limit.missing_key or settings.missing_key) == "exempt":
+                    models = plan.models is not None
+                    check_arguments(replace(limit, missing_key="error"), plan.signature, where, models=models)
+            except ConfigurationError as error:
+                yield f"{error}: with missing_key='exempt' it never limits this task"
         if task.rate_limit:
             yield (
                 f"{where} has Celery's rate_limit={task.rate_limit!r}, which each worker counts for itself, beside its "

@@ -49,7 +49,7 @@ class Publisher:
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """Publish tasks that have left the backlog. The store hears some time later that they are at the broker."""
         tasks = [(bucket, each) for bucket, several in leaving.items() for each in several]
-        parcels = {each.id: read_parcel(each) for _, each in tasks}
+        parcels = {each.id: self._worker.return_addresses.usable(read_parcel(each)) for _, each in tasks}
         self._apart.update(id for id, parcel in parcels.items() if not parcel)
         together = [pair for pair in tasks if pair[1].id not in self._apart]
         for some in [together, *[[pair] for pair in tasks if pair[1].id in self._apart]]:

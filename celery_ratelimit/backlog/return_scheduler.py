@@ -97,7 +97,7 @@ class ReturnScheduler:
         request = held.request
         marker = marker_in(request.message)
         back = self._worker.return_addresses.address(held.queue)
-        deadline = deadline_of(request, back.ttl)
+        deadline = deadline_of(request, back.ttl, self.clock.now)
         parcel = parcel_of(request, held.queue, back, held.id, deadline)
         return ToPark(
             held.id,

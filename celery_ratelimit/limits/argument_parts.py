@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from inspect import isroutine
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -39,9 +40,14 @@ def _part(value: Any, name: str) -> Any:
     is_mapping = isinstance(value, Mapping)
     if name.isdecimal() and not (is_mapping and name in value):
         return value[int(name)]
-    if is_mapping or (hasattr(value, "__getitem__") and not hasattr(value, name)):
-        return value[name]
-    return getattr(value, name)
+    try:
+        has_items = is_mapping or (hasattr(value, "__getitem__") and not hasattr(value, name))
+        part = None if has_items else getattr(value, name)
+    except LookupError as error:  # of a property: no part is missing
+        raise RuntimeError(f"{name!r} has raised {error!r}") from error
+    if isroutine(part):  # its text would be another one for each value
+        raise TypeError(f"{name!r} is a method")
+    return value[name] if has_items else part
 
 
 def missing_part(annotation: Any, path: Sequence[str], *, models: bool) -> str | None:

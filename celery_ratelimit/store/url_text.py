@@ -11,10 +11,12 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import parse_qs
 
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+
 from ..errors import ConfigurationError
 from ..names import near
 
-__all__ = ["check_address", "check_options", "check_text", "not_a_url", "without_password"]
+__all__ = ["check_address", "check_options", "check_text", "not_a_url", "read_option", "without_password"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,20}")
 _HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
@@ -91,6 +93,23 @@ def check_address(url: str, address: str, *, unix: bool = False) -> None:
         port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
         if (host and not (_HOST.fullmatch(host) or re.fullmatch(r":\d{1,5}", host))) or (port and int(port) > 65535):
             raise not_a_url(url, f"its host or port cannot be one; {_ENCODE}")
+
+
+def read_option(name: str, value: Any) -> Any:
+    """An option's value: numbers may be texts, as in a URL, and ``ssl.CERT_REQUIRED`` is ``"required"``.
+
+    Raises:
+        ConfigurationError: a text is no such number.
+    """
+    text = getattr(value, "name", value)
+    if isinstance(text, str) and text.startswith("CERT_"):
+        return text.removeprefix("CERT_").lower()
+    if not isinstance(value, str) or name not in URL_QUERY_ARGUMENT_PARSERS:
+        return value
+    try:
+        return URL_QUERY_ARGUMENT_PARSERS[name](value)
+    except ValueError as error:
+        raise ConfigurationError(f"the store's option {name}={value!r} cannot be: {error}") from None
 
 
 def check_options(url: str, query: str, options: Collection[str], known: Collection[str], tls: Collection[str]) -> None:

@@ -35,6 +35,11 @@ class StoreClock:
                 self._offset_us = now_us - round((began + time.monotonic()) / 2 * 1e6)
         return None if self._offset_us is None else self._offset_us + round(time.monotonic() * 1e6)
 
+    def now(self) -> float:
+        """Seconds since 1970; by this machine's clock if the store has never answered."""
+        now_us = self.now_us()
+        return time.time() if now_us is None else now_us / 1e6
+
     def slot_in(self, seconds: float) -> int | None:
         """The store's time ``seconds`` from now."""
         now_us = self.now_us()

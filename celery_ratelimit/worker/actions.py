@@ -200,7 +200,7 @@ class Actions:
 
     def drop_if_revoked(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
         """End a request that was revoked or has expired, or that its broker would have. Returns whether it has left."""
-        is_late = requests.is_past_deadline(pending.request)
+        is_late = requests.is_past_deadline(pending.request, self._clock.now)
         if not is_late and not pending.request.revoked():
             return False
         self._leave_for_good(limit_queue, pending)

@@ -77,6 +77,7 @@ class Gate:
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         store_calls = self._store_calls = StoreCalls(worker, outage)
         clock = self._clock = StoreClock(lambda: outage.ask(partial(read_time_us, asker), None, quietly=True))
+        worker.republisher.now = clock.now
         lots, orphans_after = backlog_of(worker.app), settings.orphans_after
         self._attendant = attendant = ReturnScheduler(worker, lots, limits, outage, store_calls, orphans_after, clock)
         register = attendant.parking.register

@@ -10,9 +10,24 @@ import redis
 from benchmarks import records
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
+from tests.rabbitmq import Broker
 
 SKEWED = Path(__file__).parents[1] / "apps" / "skewed"
 TASKS, RATE = 60, 20
+
+
+def test_clocks_that_are_wrong_end_no_task_before_its_queue_would(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    queues = {"jobs": {"queue_arguments": {"x-message-ttl": 300_000}}}
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", broker=broker.url, task_queues=queues) as fleet:
+        fleet.start()
+        for skew in (-3600, 3600):
+            fleet.env = {**fleet.env, "PYTHONPATH": str(SKEWED), "TEST_SKEW": str(skew)}
+            fleet.start()
+        for index in range(TASKS):
+            fleet.send("retry", index, queue="jobs")
+        assert sorted(start.index for start in fleet.wait_for(TASKS, 20)) == list(range(TASKS))
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
         fleet.wait_for(70, 20)
         assert sorted(start.index for start in fleet.starts()) == [*range(10), *range(100, 160)]
         assert_never_over([permit for permit in fleet.permits() if permit.index >= 100], 20)
-        warned = [fleet.log(index).count("may not declare it") for index in (0, 1)]
+        warned = [fleet.log(index).count("not for this worker") for index in (0, 1)]
         assert sum(warned) in ((1, 2) if topology == "none" else (0,))
         assert max(warned) <= 1
         found = [each for each in check_workers(fleet.sender) if "may not declare the return queue of 'jobs'" in each]
@@ -238,6 +238,40 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("declared", "configure", "write", "read"),
+    [
+        pytest.param(*(False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read of the queue that it declares"),
+        pytest.param(*(True, r"^(?!.*\.throttled).*", ".*", r"^(?!.*\.throttled$).*"), id="read of one that is there"),
+        pytest.param(*(False, ".*", r"^(?!.*\.fanout$).*", ".*"), id="write to the exchange", marks=pytest.mark.slow),
+    ],
+)
+def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
+    server: EmbeddedServer,
+    store: redis.Redis,
+    rabbitmq: RabbitMQ,
+    tmp_path: Path,
+    declared: bool,
+    configure: str,
+    write: str,
+    read: str,
+) -> None:
+    """Unlimited tasks run as well: the broker closes the connection once, and not for ever."""
+    broker = rabbitmq.broker()
+    rabbitmq.ctl("set_permissions", "-p", broker.url.rpartition("/")[2], "other", configure, write, read)
+    if declared:
+        broker.declare("celery.throttled")
+    url = broker.url.replace("guest:guest", "other:other")
+    with Fleet(server, tmp_path, rate="20/s", broker=url) as fleet:
+        for index in range(30):
+            fleet.send("retry", index)
+        fleet.send("plain", 30)
+        fleet.start()
+        assert sorted(start.index for start in fleet.wait_for(31, 20)) == list(range(31))
+        assert_never_over(fleet.permits(), 20)
+        assert fleet.log().count("not for this worker") == 1
+
+
 def test_a_broker_with_as_many_queues_as_it_takes(
     server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
@@ -250,7 +284,7 @@ def test_a_broker_with_as_many_queues_as_it_takes(
         for index in range(30):
             fleet.send("retry", index)
         fleet.wait_for(30, 20)
-        assert fleet.log().count("may not declare it") == 1
+        assert fleet.log().count("not for this worker") == 1
         assert not broker.has("celery.throttled")
 
 
@@ -521,6 +555,18 @@ def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
 
 
 # -- The marker --------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_whose_name_is_the_longest_that_there_is(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Its return queue's name would be too long: it is its own."""
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, task_default_queue="ü" * 127) as fleet:
+        for index in range(30):
+            fleet.send("retry", index)
+        fleet.start()
+        assert sorted(start.index for start in fleet.wait_for(30, 20)) == list(range(30))
+        assert_never_over(fleet.permits(), 20)
 
 
 @pytest.mark.parametrize(

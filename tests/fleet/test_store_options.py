@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from celery_ratelimit import Limiter
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors
+from tests.fleet_of import Fleet, assert_never_over, errors, until
 from tests.integration.test_stores import tls_server
 
 __all__ = ["tls_server"]
@@ -76,5 +76,31 @@ def test_a_token_that_is_replaced_while_workers_run(server: EmbeddedServer, stor
             assert sorted(start.index for start in fleet.wait_for(100, 20)) == list(range(100))
             assert_never_over(fleet.permits(), 20)
             assert not errors(fleet.log(0) + fleet.log(1))
+    finally:
+        store.execute_command("ACL", "DELUSER", "iam")
+
+
+def test_a_credential_provider_that_fails_is_an_outage(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """No task fails for it."""
+    token = tmp_path / "token"
+    token.write_text("first")
+    store.execute_command("ACL", "SETUSER", "iam", "reset", "on", ">first", "~*", "&*", "+@all")
+    options = {"credential_provider": "tests.apps.tokens.Tokens"}
+    try:
+        with Fleet(server, tmp_path, rate="20/s", ratelimit_store_options=options) as fleet:
+            fleet.env["TEST_TOKEN"] = str(token)
+            for index in range(60):
+                fleet.send("wait", index)
+            fleet.start()
+            fleet.wait_for(10, 20)
+            token.unlink()
+            assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
+            until(lambda: "credential provider has raised" in fleet.log(), 20, "the outage")
+            token.write_text("first")
+            assert sorted(start.index for start in fleet.wait_for(60, 20)) == list(range(60))
+            assert_never_over(fleet.permits(), 20)
+            assert not errors(fleet.log())
     finally:
         store.execute_command("ACL", "DELUSER", "iam")

@@ -32,7 +32,9 @@ class World:
         self.parking, self.clock = parking, clock
         self.answer: Callable[[], set[str]] = lambda: {"orders.throttled"}
         self.tries: list[float] = []
-        worker: Any = SimpleNamespace(republisher=self, broker=SimpleNamespace(connection_errors=(OSError,)))
+        addresses = SimpleNamespace(usable=lambda parcel: parcel)
+        broker = SimpleNamespace(connection_errors=(OSError,))
+        worker: Any = SimpleNamespace(republisher=self, return_addresses=addresses, broker=broker)
         store_clock: Any = SimpleNamespace(now_us=lambda: START + round(self.seconds * 1e6))
         self.seconds = 0.0
         monkeypatch.setattr("time.monotonic", lambda: 1000.0 + self.seconds)

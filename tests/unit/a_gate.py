@@ -171,7 +171,7 @@ class Bench:
             "was_throttled": lambda request: request.returned,
             "via_return_queue": lambda request: request.via_return_queue,
             "delivery_age": lambda request: 0.0,
-            "is_past_deadline": lambda request: False,
+            "is_past_deadline": lambda request, now: False,
             "remove_marker": lambda request: None,
             "send_throttled_event": lambda request, fields: self.step("announce"),
             "fail": lambda request, error: request.end("failed"),
@@ -465,7 +465,7 @@ class Bench:
 
     @property
     def clock(self) -> Any:
-        return SimpleNamespace(slot_in=lambda seconds: None, seconds_until=lambda slot_us: None)
+        return SimpleNamespace(slot_in=lambda seconds: None, seconds_until=lambda slot_us: None, now=lambda: 0.0)
 
     @property
     def parking(self) -> Any:

@@ -99,6 +99,32 @@ def test_a_part_that_is_missing_or_of_none_is_a_missing_key() -> None:
         plan.demands((7,), {})  # a mistake, and not a missing key
 
 
+class Customer:
+    """Its parts fail, with or without items beside them."""
+
+    @property
+    def tenant(self) -> str:
+        return str({}["tenant"])
+
+    def id(self) -> int:
+        return 7
+
+
+class Items(Customer):
+    def __getitem__(self, name: str) -> str:
+        raise KeyError(name)
+
+
+@pytest.mark.parametrize(("key", "why"), [("tenant", "'tenant' has raised KeyError"), ("id", "'id' is a method")])
+@pytest.mark.parametrize("customer", [Customer(), Items()])
+def test_a_part_that_fails_is_an_error_and_not_missing(key: str, why: str, customer: Any) -> None:
+    """Else a call without a limit, or, as a method's text has an address in it, one with a limit of its own."""
+    plan = plan_of(any_task, limits=Limit("1/s", key=f"{{order.{key}}}", missing_key="exempt"))
+    with pytest.raises(ConfigurationError, match=why):
+        plan.demands((customer,), {})
+    assert asked(plan_of(any_task, limits=Limit("1/s", key="{order.x}", missing_key="exempt")), Items()) == []
+
+
 def test_braces_and_formats_of_a_template_stay() -> None:
     def task(order: Any, width: int) -> None: ...
 

@@ -51,7 +51,7 @@ def a_request(
     ],
 )
 def test_a_deadline_counts_from_the_delivery(ttl: float | None, message: dict[str, Any], left: float | None) -> None:
-    before, found, after = time.time(), deadline_of(a_request(age=1.0, **message), ttl), time.time()
+    before, found, after = time.time(), deadline_of(a_request(age=1.0, **message), ttl, time.time), time.time()
     if left is None:
         assert found is None
     else:
@@ -61,7 +61,7 @@ def test_a_deadline_counts_from_the_delivery(ttl: float | None, message: dict[st
 
 def test_a_deadline_is_kept_at_each_return() -> None:
     request = a_request(age=1.0, deadline=BEFORE, expiration="700")
-    assert deadline_of(request, 3.0) == BEFORE
+    assert deadline_of(request, 3.0, time.time) == BEFORE
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_message_is_past_it_if_it_was_delivered_later(
     deadline: float | None, expiration: str | None, is_past: bool
 ) -> None:
     at = None if deadline is None else round((time.time() + deadline) * 1e6)
-    assert is_past_deadline(a_request(age=1.0, deadline=at, expiration=expiration)) == is_past
+    assert is_past_deadline(a_request(age=1.0, deadline=at, expiration=expiration), time.time) == is_past
 
 
 def test_a_parked_message_is_published_with_what_is_left_of_its_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from typing import Any
 
@@ -9,14 +10,16 @@ import pytest
 from celery import Celery
 from redis.credentials import UsernamePasswordCredentialProvider
 
-from celery_ratelimit import ConfigurationError
+from celery_ratelimit import ConfigurationError, Limit, StoreUnavailable
 from celery_ratelimit.app.limiters import async_limiter_of
 from celery_ratelimit.app.settings import settings_of
-from celery_ratelimit.app.state import check_url, limiter_of
+from celery_ratelimit.app.state import check_store, check_url, limiter_of
 from celery_ratelimit.store.url import async_client_of, client_of
+from celery_ratelimit.testing import EmbeddedServer
 
 TLS = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "/ca.pem"}
-PROVIDER = UsernamePasswordCredentialProvider("iam", "token")
+CREDENTIALS = ("iam", "token")
+PROVIDER = UsernamePasswordCredentialProvider(*CREDENTIALS)
 
 
 def make_app(broker: Any = "memory://", backend: Any = None, **conf: Any) -> Celery:
@@ -129,15 +132,15 @@ def test_a_credential_provider_of_sentinels_master_and_of_a_cluster() -> None:
     url = "sentinel://:old@one;sentinel://two/0?service_name=limits"
     for make in (client_of, async_client_of):
         made = make(url, credential_provider=PROVIDER).connection_pool.connection_kwargs
-        assert (made["credential_provider"], made.get("password")) == (PROVIDER, None)
+        assert (made["credential_provider"].get_credentials(), made.get("password")) == (CREDENTIALS, None)
     cluster = async_client_of("redis+cluster://me:old@one,two", credential_provider=PROVIDER)
-    assert cluster.connection_kwargs["credential_provider"] is PROVIDER
+    assert cluster.connection_kwargs["credential_provider"].get_credentials() == CREDENTIALS
     assert cluster.connection_kwargs.get("password") is None
 
 
 @pytest.mark.parametrize("name", ["nowhere.Provider", "tests.unit.test_store_address.Absent", "ssl"])
 def test_a_provider_that_there_is_not_is_named(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="credential_provider is not the name of a class"):
+    with pytest.raises(ConfigurationError, match="credential_provider is no provider, nor the name of a class"):
         client_of(f"redis://host?credential_provider={name}")
 
 
@@ -163,3 +166,50 @@ def test_options_that_are_none(options: Any) -> None:
 def test_an_option_that_there_is_not_is_named() -> None:
     with pytest.raises(ConfigurationError, match="'socket_timout'; did you mean 'socket_timeout'"):
         make_app("redis://host", ratelimit_store_options={"socket_timout": 1})
+
+
+@pytest.mark.parametrize("name", ["url", "host", "db", "quotas", "prefix"])
+def test_what_is_no_option_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
+        make_app("redis://host/1", ratelimit_store_options={name: "1"})
+    with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
+        async_limiter_of(Celery(broker="redis://host/1", changes={"ratelimit_store_options": {name: "1"}}))
+
+
+def test_a_number_may_be_a_text_as_in_a_url() -> None:
+    made = kwargs_of(make_app("redis://host", ratelimit_store_options={"socket_timeout": "2", "max_connections": "3"}))
+    assert made["socket_timeout"] == 2
+    with pytest.raises(ConfigurationError, match="socket_timeout='abc' cannot be"):
+        make_app("redis://host", ratelimit_store_options={"socket_timeout": "abc"})
+
+
+def test_a_spelling_of_celerys_in_options_of_its_own() -> None:
+    conf = {"ratelimit_url": "rediss://limits", "ratelimit_store_options": {"ssl_cert_reqs": "CERT_NONE"}}
+    assert kwargs_of(make_app(**conf))["ssl_cert_reqs"] == "none"
+
+
+class Failing(UsernamePasswordCredentialProvider):
+    def get_credentials(self) -> tuple[str]:
+        raise RuntimeError("the token service is down, and its password is secret")
+
+
+@pytest.mark.parametrize("provider", [Failing(), Failing, "tests.unit.test_store_address.Failing"])
+def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer, provider: Any) -> None:
+    """No task fails for it: as while the store does not answer."""
+    app = make_app(server.url, ratelimit_store_options={"credential_provider": provider})
+    with pytest.raises(StoreUnavailable, match="its credential provider has raised RuntimeError"):
+        limiter_of(app).acquire(Limit("1/s", name="a"))
+
+    async def acquire() -> None:
+        async with async_limiter_of(app) as limiter:
+            await limiter.acquire(Limit("1/s", name="a"))
+
+    with pytest.raises(StoreUnavailable, match="its credential provider has raised RuntimeError"):
+        asyncio.run(acquire())
+
+
+@pytest.mark.parametrize("options", [{"socket_timeout": -1}, {"retry": 3}, {"encoding": "latin-0"}])
+def test_a_value_that_an_option_cannot_have(server: EmbeddedServer, options: dict[str, Any]) -> None:
+    app = make_app(server.url, ratelimit_store_options=options)
+    with pytest.raises(ConfigurationError, match=f"one of its options .{'|'.join(options)}. cannot have its value"):
+        check_store(app)

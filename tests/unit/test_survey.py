@@ -269,3 +269,21 @@ def test_a_quota_under_another_name_is_refused_of_a_limiter_too() -> None:
     with pytest.raises(ConfigurationError, match=r"quotas\['stripe'\]: Limit\('1/s', name='strip'\) has another name"):
         Limiter.from_url("redis://nowhere", quotas={"stripe": Limit("1/s", name="strip")})
     assert Limiter.from_url("redis://nowhere", quotas={"stripe": Limit("1/s")}).quotas["stripe"].rate == "1/s"
+
+
+@pytest.mark.parametrize("key", ["{ordre_id}", "{order_id}:{tenant.id}"])
+def test_a_limit_that_is_exempt_for_each_call_of_its_task(key: str) -> None:
+    """A typing error, which no call would show. Limits by a pattern are for tasks that have the argument."""
+    limit = Limit("1/s", key=key, missing_key="exempt")
+    app = app_with(ratelimit_quotas={"tenant": limit}, ratelimit_tasks={"other.*": limit})
+    task_of(app, base=RateLimitedTask, limits=["tenant", Limit("5/s", key="{order_id}", missing_key="exempt")])
+    task_of(app, name="other.charge")
+    (line,) = said(app).splitlines()
+    assert "task 'shop.charge': key=" in line
+    assert line.endswith("(arguments: order_id): with missing_key='exempt' it never limits this task")
+
+
+def test_a_limit_that_is_exempt_for_each_call_by_the_setting() -> None:
+    app = app_with(ratelimit_missing_key="exempt")
+    task_of(app, base=RateLimitedTask, limits=Limit("1/s", key="{ordre_id}"))
+    assert "it never limits this task" in said(app)
