@@ -8,17 +8,21 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   ``connection_errors`` are the errors after which it does, on Redis a KeyError, too (kombu/transport/redis.py 258).
 * Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
   messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
+* RabbitMQ (since 3.8.17) says which ``consumer_timeout`` it has closed a channel for: "Timeout value used: 1800000 ms".
 * A ``worker_eta_task_limit`` is the most that the prefetch becomes (celery/worker/consumer/tasks.py 54).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import logging
+import math
 import re
 from typing import Any
 
 __all__ = ["Broker", "broker_fingerprint", "broker_problem", "visibility_timeout_of"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which a broker delivers an unacknowledged message again, by transport, unless configured.
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
@@ -35,6 +39,8 @@ class Broker:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
+        self._timeouts: dict[str, float] = {}  # by queue, as far as they are declared
+        self._consumer_timeout = math.inf  # what a channel was closed for
         self.no_event_loop = consumer.hub is None
 
     @property
@@ -55,10 +61,25 @@ class Broker:
         """
         return tuple(self._consumer.connection_errors) if self.on_amqp and not self.no_event_loop else ()
 
-    @functools.cached_property
-    def max_hold(self) -> float:
-        """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
-        return visibility_timeout_of(self._consumer.app) * HOLD_SHARE
+    def max_hold(self, queue: str = "") -> float:
+        """Seconds that a message of a queue may be on a countdown, and may be held after it, within one delivery."""
+        if queue not in self._timeouts:
+            self._timeouts[queue] = visibility_timeout_of(self._consumer.app, queue)
+        return min(self._timeouts[queue], self._consumer_timeout) * HOLD_SHARE
+
+    def on_channel_closed(self, text: str) -> None:
+        """RabbitMQ has closed a channel. If a message was held for too long, learn its ``consumer_timeout``."""
+        found = re.search(r"acknowledgement .* timed out.*: (\d+) ms", text)
+        timeout = int(found[1]) / 1e3 if found else math.inf
+        if timeout < min(self._consumer_timeout, max(self._timeouts.values(), default=0.0)):
+            self._consumer_timeout = timeout
+            logger.warning(
+                "RabbitMQ has closed a channel as its consumer_timeout is %g s: from now on this worker holds no "
+                "message for longer than %g s, and then sends it back. Raise consumer_timeout to half an hour, or, so "
+                "that workers know it when they start, name it: x-consumer-timeout in the queue's arguments, or "
+                "visibility_timeout (in seconds) in broker_transport_options",
+                *(timeout, timeout * HOLD_SHARE),
+            )
 
     @property
     def limits_eta_tasks(self) -> bool:
@@ -87,12 +108,15 @@ def broker_problem(app: Any, error: BaseException) -> str:
     return ""
 
 
-def visibility_timeout_of(app: Any) -> float:
-    """Seconds after which an app's broker delivers an unacknowledged message again."""
+def visibility_timeout_of(app: Any, queue: str = "") -> float:
+    """Seconds after which an app's broker delivers an unacknowledged message, of a queue, again."""
     with app.connection_for_read() as connection:
         default = _VISIBILITY_TIMEOUTS.get(connection.transport.driver_type, 1800.0)
     options = app.conf.broker_transport_options or {}
-    return float(options.get("visibility_timeout") or default)
+    declared: Any = app.amqp.queues.get(queue)
+    arguments = {**(declared.queue_arguments or {}), **(declared.consumer_arguments or {})} if declared else {}
+    own = arguments.get("x-consumer-timeout")  # RabbitMQ's, in milliseconds; 0: none
+    return min(float(options.get("visibility_timeout") or default), own / 1e3 if own else math.inf)
 
 
 def broker_fingerprint(app: Any) -> str:

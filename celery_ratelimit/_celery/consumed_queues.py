@@ -43,6 +43,7 @@ class ConsumedQueues:
         self._consumer, self._broker, self._names = consumer, broker, addresses.names
         self.prefetch = Prefetch(consumer)
         self._return_consumer = ReturnConsumer(consumer, self.prefetch, addresses, bulk_receive)
+        self._return_consumer.on_closed = broker.on_channel_closed
         self._consumer_class: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
@@ -77,6 +78,14 @@ class ConsumedQueues:
     def broker_order(self, message: Any, queue: str) -> int:
         """How many steps the broker puts a message of ``queue`` behind messages without a priority."""
         return message_fields.broker_order(message, self._consumer.app.amqp.queues.get(queue))
+
+    def nears_delivery_limit(self, request: Any, queue: str) -> bool:
+        """Whether a quorum queue may soon drop a message of a task that never ran; published again, it is counted anew.
+
+        Of a task with ``acks_late`` nothing is known: each delivery that was lost may have been a run.
+        """
+        declared = self._consumer.app.amqp.queues.get(queue)
+        return not request.task.acks_late and message_fields.nears_delivery_limit(request.message, declared)
 
     # -- Queues ----------------------------------------------------------------------------------------------------
 

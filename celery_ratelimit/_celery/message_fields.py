@@ -23,7 +23,7 @@ import amqp
 from celery import Celery
 from kombu.transport import virtual
 
-from .saved_message import copy_in, marker_in
+from .saved_message import DELIVERY_COUNTS, copy_in, marker_in
 
 try:
     from kombu.transport.redis import QoS as RedisQoS
@@ -33,8 +33,19 @@ except ImportError:  # no redis-py that kombu would take
         """No message has one."""
 
 
-__all__ = ["RedisQoS", "broker_order", "lowest_first", "priority_of", "stamp_of", "stored_id"]
+__all__ = [
+    "DELIVERY_LIMIT",
+    "RedisQoS",
+    "broker_order",
+    "lowest_first",
+    "nears_delivery_limit",
+    "priority_of",
+    "stamp_of",
+    "stored_id",
+]
 
+#: Lost deliveries after which a quorum queue of RabbitMQ 4 drops a message, unless told.
+DELIVERY_LIMIT = 20
 #: The highest priority on RabbitMQ.
 MAX_PRIORITY = 255
 
@@ -42,6 +53,16 @@ MAX_PRIORITY = 255
 def stamp_of(message: Any, name: str) -> Any:
     """A stamp by :func:`.consumed_queues.consumer_classes`: ``ratelimit_queue``, or ``ratelimit_received_at``."""
     return getattr(message, name, None) or (message.delivery_info or {}).get(name)
+
+
+def nears_delivery_limit(message: Any, queue: Any) -> bool:
+    """Whether a quorum queue has counted half of the lost deliveries after which it drops a message; -1: it never does.
+
+    RabbitMQ says in a header how many there were. ``queue`` is the ``kombu.Queue``, if it is known.
+    """
+    count: Any = (message.headers or {}).get(DELIVERY_COUNTS[0])
+    limit = ((queue and queue.queue_arguments) or {}).get("x-delivery-limit", DELIVERY_LIMIT)
+    return isinstance(count, int) and 0 <= limit <= 2 * count
 
 
 # -- Its id in the store -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 __all__ = [
+    "DELIVERY_COUNTS",
     "RETURN_HEADER",
     "Parcel",
     "ReturnAddress",
@@ -30,6 +31,9 @@ RETURN_HEADER = "celery-ratelimit-return"
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
 #: The header of a message that was handed back to its queue: which copy of which parked task it is.
 COPY_HEADER = "celery-ratelimit-copy"
+
+#: The headers in which a quorum queue says how often it has delivered a message (the second since RabbitMQ 4.3).
+DELIVERY_COUNTS = ("x-delivery-count", "x-acquired-count")
 
 #: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
@@ -211,6 +215,7 @@ def as_sent(parcel: Parcel, copy: Mapping[str, Any] | None = None) -> Parcel:
 def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | None) -> Parcel:
     properties = dict(message.properties or {})
     options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
+    headers = {name: value for name, value in headers.items() if name not in DELIVERY_COUNTS}
     return {
         "to": to,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),

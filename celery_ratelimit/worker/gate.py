@@ -154,9 +154,13 @@ class Gate:
         if can_park and not returned and self._attendant.memory.is_full:
             plan = plan.waiting
         demands, shadow = self._asker.shadows.split(every)
-        now, max_hold = monotonic(), self.worker.broker.max_hold
-        # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
-        old = not returned and plan.policy.throttle == "wait" and requests.delivery_age(request) > max_hold
+        now, max_hold = monotonic(), self.worker.broker.max_hold(queue)
+        # With a long countdown of the user's behind it, which the broker counts, it is not to wait here; nor where the
+        # broker may soon drop it.
+        old = plan.policy.throttle == "wait" and (
+            (not returned and requests.delivery_age(request) > max_hold)
+            or self.worker.consumption.nears_delivery_limit(request, queue)
+        )
         until = now if old else now + max_hold
         number = next(self._numbers)
         not_before = self._admission.not_before(now, reserved_for) if returned else now
