@@ -3,7 +3,7 @@
 Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
-from .broker import broker_fingerprint, visibility_timeout_of
+from .broker import HOLD_SHARE, broker_fingerprint, visibility_timeout_of
 from .broker_queries import (
     BrokerDidNotAnswer,
     default_queue_of,
@@ -22,6 +22,7 @@ from .worker import Worker
 from .worker_display import add_to_banner, show_revoked_state
 
 __all__ = [
+    "HOLD_SHARE",
     "MAX_RETURNED",
     "PERMIT",
     "BrokerDidNotAnswer",

@@ -20,7 +20,7 @@ import math
 import re
 from typing import Any
 
-__all__ = ["Broker", "broker_fingerprint", "broker_problem", "visibility_timeout_of"]
+__all__ = ["HOLD_SHARE", "Broker", "broker_fingerprint", "broker_problem", "visibility_timeout_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 

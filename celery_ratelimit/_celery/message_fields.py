@@ -33,19 +33,8 @@ except ImportError:  # no redis-py that kombu would take
         """No message has one."""
 
 
-__all__ = [
-    "DELIVERY_LIMIT",
-    "RedisQoS",
-    "broker_order",
-    "lowest_first",
-    "nears_delivery_limit",
-    "priority_of",
-    "stamp_of",
-    "stored_id",
-]
+__all__ = ["RedisQoS", "broker_order", "lowest_first", "nears_delivery_limit", "priority_of", "stamp_of", "stored_id"]
 
-#: Lost deliveries after which a quorum queue of RabbitMQ 4 drops a message, unless told.
-DELIVERY_LIMIT = 20
 #: The highest priority on RabbitMQ.
 MAX_PRIORITY = 255
 
@@ -61,8 +50,8 @@ def nears_delivery_limit(message: Any, queue: Any) -> bool:
     RabbitMQ says in a header how many there were. ``queue`` is the ``kombu.Queue``, if it is known.
     """
     count: Any = (message.headers or {}).get(DELIVERY_COUNTS[0])
-    limit = ((queue and queue.queue_arguments) or {}).get("x-delivery-limit", DELIVERY_LIMIT)
-    return isinstance(count, int) and 0 <= limit <= 2 * count
+    limit = ((queue and queue.queue_arguments) or {}).get("x-delivery-limit", 20)  # RabbitMQ 4's
+    return isinstance(count, int) and 0 < limit <= 2 * count
 
 
 # -- Its id in the store -----------------------------------------------------------------------------------------------

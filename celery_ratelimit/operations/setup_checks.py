@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from celery import Celery
 
-from .._celery import BrokerDidNotAnswer, query_workers, visibility_timeout_of
+from .._celery import HOLD_SHARE, BrokerDidNotAnswer, query_workers, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
@@ -65,6 +65,20 @@ def check_settings(app: Celery) -> Iterator[str]:
                 f"task {task!r} has acks_late and may run for {longest:g} s, and the broker delivers again what is not "
                 f"acknowledged after {redelivery:g} s: it would run twice. Raise visibility_timeout "
                 "(broker_transport_options; consumer_timeout on RabbitMQ) above its time limit"
+            )
+    waiting = [task for task in app.tasks.values() if getattr(task, "throttle", "") == "wait"]
+    for queue in app.amqp.queues.values() if waiting else ():
+        if (timeout := visibility_timeout_of(app, queue.name)) < redelivery:
+            yield InformationalFinding(
+                f"queue {queue.name!r} has x-consumer-timeout {timeout:g} s: tasks with throttle='wait' are sent back "
+                f"after {timeout * HOLD_SHARE:g} s. Raise it to half an hour, or take throttle='retry'"
+            )
+        arguments = queue.queue_arguments or {}
+        is_quorum, limit = arguments.get("x-queue-type") == "quorum", arguments.get("x-delivery-limit", 20)
+        if is_quorum and limit >= 0 and any(task.acks_late for task in waiting):
+            yield InformationalFinding(
+                f"queue {queue.name!r} drops a task with acks_late and throttle='wait', or dead-letters it, when more "
+                f"than {limit} workers that held it were lost, run or not. Set x-delivery-limit -1, or throttle='retry'"
             )
 
 

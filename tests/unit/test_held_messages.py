@@ -10,8 +10,10 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
+from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery.broker import HOLD_SHARE, Broker
 from celery_ratelimit._celery.message_fields import nears_delivery_limit
+from celery_ratelimit.operations.setup_checks import InformationalFinding, check_settings
 
 CLOSED = (
     "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: {} ms. This timeout "
@@ -83,3 +85,34 @@ def test_a_message_with_half_of_its_deliveries_nears_the_limit(
     message = SimpleNamespace(headers=headers)
     assert nears_delivery_limit(message, Queue("jobs", queue_arguments=arguments)) is nears
     assert arguments or nears_delivery_limit(message, None) is nears
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "parts"),
+    [
+        ({}, {"x-consumer-timeout": 60_000}, ["has x-consumer-timeout 60 s"]),
+        ({}, {"x-queue-type": "quorum"}, []),
+        ({"acks_late": True}, {"x-queue-type": "quorum"}, ["more than 20 workers"]),
+        ({"acks_late": True}, {"x-queue-type": "quorum", "x-delivery-limit": 3}, ["more than 3 workers"]),
+        ({"acks_late": True}, {"x-queue-type": "quorum", "x-delivery-limit": -1}, []),
+        ({"acks_late": True}, {}, []),
+        ({"acks_late": True, "throttle": "retry"}, {"x-queue-type": "quorum", "x-consumer-timeout": 60_000}, []),
+    ],
+)
+def test_check_says_what_a_queue_does_to_tasks_that_wait(
+    options: dict[str, Any], arguments: dict[str, Any], parts: list[str]
+) -> None:
+    app = Celery("checked", broker="amqp://", set_as_current=False)
+    app.conf.update(ratelimit_url="redis://", task_queues=[Queue("jobs", queue_arguments=arguments)])
+
+    @app.task(base=RateLimitedTask, limits="5/s", **{"throttle": "wait", **options})
+    def held() -> None:
+        pass
+
+    app.finalize()
+    found = list(check_settings(app))
+    assert len(found) == len(parts), found
+    for finding, part in zip(found, parts, strict=True):
+        assert isinstance(finding, InformationalFinding)
+        assert finding.startswith("queue 'jobs' ")
+        assert part in finding
