@@ -113,12 +113,15 @@ def survivor_in(message: Any) -> str:
     return survivor if isinstance(survivor, str) else ""
 
 
-def set_countdown(message: Any, seconds_until: Callable[[int], float | None], lead: float) -> float | None:
+def set_countdown(
+    message: Any, seconds_until: Callable[[int], float | None], lead: float, max_hold: Callable[[str], float]
+) -> float | None:
     """Let a returned message wait in the worker until its slot; returns the seconds, or None if it has no countdown.
 
     Celery compares ``eta`` with this machine's clock, but another machine has written it: it is written anew, by the
     store's clock. If that is not known, or the message has no slot, the countdown begins with the delivery.
     ``seconds_until`` takes a slot in microseconds of the store's clock; the countdown ends ``lead`` seconds before it.
+    ``max_hold``: the most seconds of a countdown, by queue; what had sent the message back may not have known it.
     """
     marker = marker_in(message)
     if not marker or not message.headers.get("eta"):
@@ -126,7 +129,7 @@ def set_countdown(message: Any, seconds_until: Callable[[int], float | None], le
     wait: float = marker.get("wait", 0) / 1e6
     until = seconds_until(marker["slot"]) if "slot" in marker else None
     # A store's clock that was set back makes no task wait for longer.
-    seconds = wait if until is None else min(wait, until - lead)
+    seconds = min(wait, wait if until is None else until - lead, max_hold(marker["queue"]))
     at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
     message.headers["eta"] = at.isoformat() if seconds > 0 else None
     return seconds

@@ -192,7 +192,7 @@ class Gate:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
-        seconds = set_countdown(message, self._clock.seconds_until, RETURN_EARLY)
+        seconds = set_countdown(message, self._clock.seconds_until, RETURN_EARLY, self.worker.broker.max_hold)
         if seconds is not None:
             now = monotonic()
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + RETURN_EARLY, now)

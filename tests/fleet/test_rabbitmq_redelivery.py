@@ -54,6 +54,24 @@ def test_no_message_is_held_for_as_long_as_the_consumer_timeout_once_that_is_kno
         assert max(Counter(re.findall(r"\[([0-9a-f-]{36})\] received", log)).values()) <= 12
 
 
+def test_no_countdown_is_as_long_as_the_consumer_timeout_once_that_is_known(
+    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path
+) -> None:
+    """What waits for longer than a message is held was published with a countdown, before the timeout was known."""
+    limiter = Limiter.from_url(server.url)
+    limiter.pause(WAIT, 3600, force=True)
+    with Fleet(server, tmp_path, rate="100/s", broker=brief.url) as fleet:
+        for index in range(4):
+            fleet.send("wait", index)
+        fleet.start()
+        until(lambda: "its consumer_timeout is 4 s" in fleet.log(), 20, "a channel being closed")
+        until(lambda: fleet.log().count(": sent back") >= 20, 20, "four countdowns of each")
+        limiter.resume(WAIT, force=True)
+        fleet.wait_for(4, 20)
+        assert fleet.log().count("Connection to broker lost") == 1
+        assert sorted(start.index for start in fleet.starts()) == list(range(4))
+
+
 def test_a_task_that_waits_is_not_dropped_for_the_workers_that_held_it(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery.broker import HOLD_SHARE, Broker
 from celery_ratelimit._celery.message_fields import nears_delivery_limit
 from celery_ratelimit.operations.setup_checks import InformationalFinding, check_settings
+from celery_ratelimit.worker.request import State
+from celery_ratelimit.worker.request_queue import LimitQueue
 
 CLOSED = (
     "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: {} ms. This timeout "
@@ -116,3 +118,11 @@ def test_check_says_what_a_queue_does_to_tasks_that_wait(
         assert isinstance(finding, InformationalFinding)
         assert finding.startswith("queue 'jobs' ")
         assert part in finding
+
+
+def test_messages_that_are_to_leave_do_so_in_their_order_before_the_ones_that_are_held() -> None:
+    limit_queue = LimitQueue()
+    for deadline, is_first in [(720.0, False), (1.0, True), (721.0, False), (1.5, True)]:
+        pending: Any = SimpleNamespace(has_reservation=False, release_deadline=deadline, state=State.QUEUED)
+        limit_queue.enqueue(pending, is_new=True, first=is_first)
+    assert [each.release_deadline for each in limit_queue.new] == [1.0, 1.5, 720.0, 721.0]
