@@ -12,6 +12,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): called for each queue whose messages come from then on,
   and the one place that knows on every transport which queue a message comes from. ``cancel_by_queue`` (735) ends that
   for one queue, ``cancel`` (719) for all; both are what Celery calls (consumer.py 728; tasks.py 89).
+* ``amqp.Channel.basic_consume`` (py-amqp 5.4, channel.py 1585) knows the callback of a consumer after it has waited.
 """
 
 from __future__ import annotations
@@ -146,8 +147,9 @@ class ConsumedQueues:
     def _resume(self, queue: str) -> None:
         consumer, queues = self._consumer.task_consumer, self._consumer.app.amqp.queues
         if queue in queues.consume_from and not consumer.consuming_from(queue):
-            consumer.add_queue(queues[queue])
-            consumer.consume()
+            # No wait for AMQP's answer: py-amqp would reject messages that come with it, and RabbitMQ's channel would
+            # crash if one of them paused the queue meanwhile.
+            consumer._basic_consume(consumer.add_queue(queues[queue]), nowait=True)
 
     # -- How many messages -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kombu
 import pytest
@@ -18,6 +19,8 @@ from tests.fleet_of import Fleet, assert_never_over, errors, until
 from tests.rabbitmq import Broker, RabbitMQ
 
 WAIT = "tests.apps.fleet.wait"
+#: Celery logs it with the lost connection.
+TIMED_OUT = "delivery acknowledgement on channel"
 
 
 def set_consumer_timeout(node: RabbitMQ, timeout: int, tick: int) -> None:
@@ -34,18 +37,29 @@ def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
     set_consumer_timeout(rabbitmq, 1_800_000, 60_000)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "closed"),
+    [
+        pytest.param({}, 1, id="learned"),
+        pytest.param({"x-consumer-timeout": 4000}, 0, id="declared", marks=pytest.mark.slow),
+        pytest.param({"x-consumer-timeout": 4000, "x-queue-type": "quorum"}, 0, id="quorum", marks=pytest.mark.slow),
+    ],
+)
 def test_no_message_is_held_for_as_long_as_the_consumer_timeout_once_that_is_known(
-    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path
+    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path, arguments: dict[str, Any], closed: int
 ) -> None:
     """The last of sixteen tasks waits for sixteen seconds."""
-    with Fleet(server, tmp_path, rate="60/m", broker=brief.url) as fleet:
+    queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
+    with Fleet(server, tmp_path, rate="60/m", broker=brief.url, **queues) as fleet:
         for index in range(16):
             fleet.send("wait", index)
         fleet.start()
         fleet.wait_for(16, 40)
         permits, log = fleet.permits(), fleet.log()
-        assert log.count("Connection to broker lost") == 1, "it learns from the first time"
-        assert log.count("its consumer_timeout is 4 s") == 1
+        assert log.count(TIMED_OUT) == closed, "it learns from the first time"
+        assert log.count("its consumer_timeout is 4 s") == closed
+        assert log.count("Connection to broker lost") == closed
+        assert "no callbacks" not in log, "its queue is paused and consumed while its messages come"
         assert not errors(log)
         assert sorted(permit.index for permit in permits) == list(range(16))
         assert_never_over(permits, 1)
@@ -68,7 +82,7 @@ def test_no_countdown_is_as_long_as_the_consumer_timeout_once_that_is_known(
         until(lambda: fleet.log().count(": sent back") >= 20, 20, "four countdowns of each")
         limiter.resume(WAIT, force=True)
         fleet.wait_for(4, 20)
-        assert fleet.log().count("Connection to broker lost") == 1
+        assert fleet.log().count(TIMED_OUT) == 1
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
 
 
