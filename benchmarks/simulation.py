@@ -34,7 +34,7 @@ from celery_ratelimit._celery.bulk_receive import FIRST_PAUSE, MAX_BYTES, MAX_ME
 from celery_ratelimit._celery.pool import Pool, _Job
 from celery_ratelimit._celery.publish_again import publish
 from celery_ratelimit._celery.saved_message import Parcel, ReturnAddress, parcel_of
-from celery_ratelimit.app.plan import AppLimits
+from celery_ratelimit.app.app_limits import AppLimits
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import leases_of, limiter_of
 from celery_ratelimit.backlog.backlog import Backlog

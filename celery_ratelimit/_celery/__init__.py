@@ -3,7 +3,7 @@
 Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
-from .broker import broker_fingerprint, is_on_sqs, visibility_timeouts_of
+from .broker import HOLD_SHARE, broker_fingerprint, consumer_timeout_of, is_on_sqs, visibility_timeouts_of
 from .broker_queries import (
     BrokerDidNotAnswer,
     default_queue_of,
@@ -22,6 +22,7 @@ from .worker import Worker
 from .worker_display import add_to_banner, show_revoked_state
 
 __all__ = [
+    "HOLD_SHARE",
     "MAX_RETURNED",
     "PERMIT",
     "BrokerDidNotAnswer",
@@ -30,6 +31,7 @@ __all__ = [
     "Worker",
     "add_to_banner",
     "broker_fingerprint",
+    "consumer_timeout_of",
     "default_queue_of",
     "fetch_messages",
     "is_on_sqs",

@@ -8,6 +8,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   ``connection_errors`` are the errors after which it does, on Redis a KeyError, too (kombu/transport/redis.py 258).
 * Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
   messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
+* RabbitMQ (since 3.8.17) says which ``consumer_timeout`` it has closed a channel for: "Timeout value used: 1800000 ms".
 * A ``worker_eta_task_limit`` is the most that the prefetch becomes (celery/worker/consumer/tasks.py 54).
 * On SQS the queue's own timeout counts: kombu receives without one (kombu/transport/SQS/__init__.py 943), and gives
   ``visibility_timeout`` only to queues that it creates (537).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,7 +28,15 @@ from kombu.exceptions import ChannelError
 
 from .broker_queries import declare_passively
 
-__all__ = ["Broker", "broker_fingerprint", "broker_problem", "is_on_sqs", "visibility_timeouts_of"]
+__all__ = [
+    "HOLD_SHARE",
+    "Broker",
+    "broker_fingerprint",
+    "broker_problem",
+    "consumer_timeout_of",
+    "is_on_sqs",
+    "visibility_timeouts_of",
+]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -48,6 +58,8 @@ class Broker:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
+        self._timeouts: dict[str, float] = {}  # by queue, as far as they are declared
+        self._consumer_timeout = math.inf  # what a channel was closed for
         self.no_event_loop = consumer.hub is None
 
     @property
@@ -69,9 +81,28 @@ class Broker:
         return tuple(self._consumer.connection_errors) if self.on_amqp and not self.no_event_loop else ()
 
     @functools.cached_property
-    def max_hold(self) -> float:
-        """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
-        return min(visibility_timeouts_of(self._consumer.app, self.return_queue_for)) * HOLD_SHARE
+    def _redelivery(self) -> float:
+        return min(visibility_timeouts_of(self._consumer.app, self.return_queue_for))
+
+    def max_hold(self, queue: str = "") -> float:
+        """Seconds that a message of a queue may be on a countdown, and may be held after it, within one delivery."""
+        if queue not in self._timeouts:
+            self._timeouts[queue] = min(self._redelivery, consumer_timeout_of(self._consumer.app, queue))
+        return min(self._timeouts[queue], self._consumer_timeout) * HOLD_SHARE
+
+    def on_channel_closed(self, text: str) -> None:
+        """RabbitMQ has closed a channel. If a message was held for too long, learn its ``consumer_timeout``."""
+        found = re.search(r"acknowledgement .* timed out.*: (\d+) ms", text)
+        timeout = int(found[1]) / 1e3 if found else math.inf
+        if timeout < min(self._consumer_timeout, max(self._timeouts.values(), default=0.0)):
+            self._consumer_timeout = timeout
+            logger.warning(
+                "RabbitMQ has closed a channel as its consumer_timeout is %g s: from now on this worker holds no "
+                "message for longer than %g s, and then sends it back. Raise consumer_timeout to half an hour, or, so "
+                "that workers know it when they start, name it: x-consumer-timeout in the queue's arguments, or "
+                "visibility_timeout (in seconds) in broker_transport_options",
+                *(timeout, timeout * HOLD_SHARE),
+            )
 
     @property
     def limits_eta_tasks(self) -> bool:
@@ -139,6 +170,13 @@ def _sqs_timeouts(connection: Any, queues: Iterable[str], given: float) -> Itera
 def is_on_sqs(app: Any) -> bool:
     """Whether an app's broker is Amazon SQS, by its address."""
     return str(app.conf.broker_read_url or app.conf.broker_transport).startswith("sqs")
+
+
+def consumer_timeout_of(app: Any, queue: str) -> float:
+    """The ``x-consumer-timeout`` with which a queue or its consumers are declared (RabbitMQ), in seconds; else inf."""
+    declared: Any = app.amqp.queues.get(queue)
+    arguments = {**(declared.queue_arguments or {}), **(declared.consumer_arguments or {})} if declared else {}
+    return (arguments.get("x-consumer-timeout") or math.inf) / 1e3  # in milliseconds; 0: none
 
 
 def broker_fingerprint(app: Any) -> str:

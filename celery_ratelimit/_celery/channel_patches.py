@@ -46,10 +46,11 @@ MAX_PAUSE = 0.15
 # -- Losses ------------------------------------------------------------------------------------------------------------
 
 
-def end_connection_with(channel: Any) -> None:
+def end_connection_with(channel: Any, on_closed: Callable[[str], None] = lambda text: None) -> None:
     """End the connection, which Celery renews, when the broker closes ``channel`` or cancels its consumer (AMQP).
 
-    When the connection is lost, ``channel`` gives back its messages (Redis).
+    When the connection is lost, ``channel`` gives back its messages (Redis). ``on_closed`` is called with what the
+    broker says when it closes the channel.
     """
     if hasattr(channel, "_brpop_read"):
         _close_completely(channel)
@@ -63,6 +64,7 @@ def end_connection_with(channel: Any) -> None:
         if channel.is_closing or connection.is_closing:
             on_close(code, text, class_id, method_id)
             return
+        on_closed(text)
         _shut_down(connection)
         raise RecoverableConnectionError(text, (class_id, method_id), reply_code=code)
 

@@ -12,6 +12,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): called for each queue whose messages come from then on,
   and the one place that knows on every transport which queue a message comes from. ``cancel_by_queue`` (735) ends that
   for one queue, ``cancel`` (719) for all; both are what Celery calls (consumer.py 728; tasks.py 89).
+* ``amqp.Channel.basic_consume`` (py-amqp 5.4, channel.py 1585) knows the callback of a consumer after it has waited.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class ConsumedQueues:
         self._consumer, self._broker, self._names = consumer, broker, addresses.names
         self.prefetch = Prefetch(consumer)
         self._return_consumer = ReturnConsumer(consumer, self.prefetch, addresses, bulk_receive)
+        self._return_consumer.on_closed = broker.on_channel_closed
         self._consumer_class: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
@@ -77,6 +79,14 @@ class ConsumedQueues:
     def broker_order(self, message: Any, queue: str) -> int:
         """How many steps the broker puts a message of ``queue`` behind messages without a priority."""
         return message_fields.broker_order(message, self._consumer.app.amqp.queues.get(queue))
+
+    def nears_delivery_limit(self, request: Any, queue: str) -> bool:
+        """Whether a quorum queue may soon drop a message of a task that never ran; published again, it is counted anew.
+
+        Of a task with ``acks_late`` nothing is known: each delivery that was lost may have been a run.
+        """
+        declared = self._consumer.app.amqp.queues.get(queue)
+        return not request.task.acks_late and message_fields.nears_delivery_limit(request.message, declared)
 
     # -- Queues ----------------------------------------------------------------------------------------------------
 
@@ -137,8 +147,9 @@ class ConsumedQueues:
     def _resume(self, queue: str) -> None:
         consumer, queues = self._consumer.task_consumer, self._consumer.app.amqp.queues
         if queue in queues.consume_from and not consumer.consuming_from(queue):
-            consumer.add_queue(queues[queue])
-            consumer.consume()
+            # No wait for AMQP's answer: py-amqp would reject messages that come with it, and RabbitMQ's channel would
+            # crash if one of them paused the queue meanwhile.
+            consumer._basic_consume(consumer.add_queue(queues[queue]), nowait=True)
 
     # -- How many messages -----------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import amqp
 from celery import Celery
 from kombu.transport import virtual
 
-from .saved_message import copy_in, marker_in
+from .saved_message import DELIVERY_COUNTS, copy_in, marker_in
 
 try:
     from kombu.transport.redis import QoS as RedisQoS
@@ -33,7 +33,16 @@ except ImportError:  # no redis-py that kombu would take
         """No message has one."""
 
 
-__all__ = ["RedisQoS", "broker_order", "lowest_first", "priority_of", "stamp", "stamp_of", "stored_id"]
+__all__ = [
+    "RedisQoS",
+    "broker_order",
+    "lowest_first",
+    "nears_delivery_limit",
+    "priority_of",
+    "stamp",
+    "stamp_of",
+    "stored_id",
+]
 
 #: The highest priority on RabbitMQ.
 MAX_PRIORITY = 255
@@ -47,6 +56,16 @@ def stamp(message: Any, **stamps: Any) -> None:
 def stamp_of(message: Any, name: str) -> Any:
     """A stamp: ``ratelimit_queue``, ``ratelimit_received_at``, or ``ratelimit_final_states``."""
     return getattr(message, name, None) or (message.delivery_info or {}).get(name)
+
+
+def nears_delivery_limit(message: Any, queue: Any) -> bool:
+    """Whether a quorum queue has counted half of the lost deliveries after which it drops a message; -1: it never does.
+
+    RabbitMQ says in a header how many there were. ``queue`` is the ``kombu.Queue``, if it is known.
+    """
+    count: Any = (message.headers or {}).get(DELIVERY_COUNTS[0])
+    limit = ((queue and queue.queue_arguments) or {}).get("x-delivery-limit", 20)  # RabbitMQ 4's
+    return isinstance(count, int) and 0 < limit <= 2 * count
 
 
 # -- Its id in the store -----------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class ReturnConsumer:
 
     Attributes:
         consumer_class: of kombu's consumers; None: return queues are not consumed.
+        on_closed: called with what the broker says when it closes a channel.
         paused: whether the return queues are left to other workers; in effect after :meth:`apply_pause`.
         is_late: tells whether the worker is to receive no new message.
     """
@@ -50,6 +51,7 @@ class ReturnConsumer:
         self.consumer_class: Any = None
         self.paused = False
         self.is_late: Callable[[], bool] = lambda: False
+        self.on_closed: Callable[[str], None] = lambda text: None
 
     def follow(self, task_consumer: Any, queue: Queue) -> None:
         """``task_consumer`` is about to consume ``queue``."""
@@ -103,7 +105,7 @@ class ReturnConsumer:
         self._task_consumer = task_consumer
         self._update_polling()
         for each in (task_consumer.channel, channel):
-            end_connection_with(each)
+            end_connection_with(each, self.on_closed)
             reuse_client(each)
             self._bulk_receive.watch(each)
         if self._worker_consumer.hub is not None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 __all__ = [
+    "DELIVERY_COUNTS",
     "RETURN_HEADER",
     "Parcel",
     "ReturnAddress",
@@ -30,6 +31,9 @@ RETURN_HEADER = "celery-ratelimit-return"
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
 #: The header of a message that was handed back to its queue: which copy of which parked task it is.
 COPY_HEADER = "celery-ratelimit-copy"
+
+#: The headers in which a quorum queue says how often it has delivered a message (the second since RabbitMQ 4.3).
+DELIVERY_COUNTS = ("x-delivery-count", "x-acquired-count")
 
 #: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
@@ -109,12 +113,15 @@ def survivor_in(message: Any) -> str:
     return survivor if isinstance(survivor, str) else ""
 
 
-def set_countdown(message: Any, seconds_until: Callable[[int], float | None], lead: float) -> float | None:
+def set_countdown(
+    message: Any, seconds_until: Callable[[int], float | None], lead: float, max_hold: Callable[[str], float]
+) -> float | None:
     """Let a returned message wait in the worker until its slot; returns the seconds, or None if it has no countdown.
 
     Celery compares ``eta`` with this machine's clock, but another machine has written it: it is written anew, by the
     store's clock. If that is not known, or the message has no slot, the countdown begins with the delivery.
     ``seconds_until`` takes a slot in microseconds of the store's clock; the countdown ends ``lead`` seconds before it.
+    ``max_hold``: the most seconds of a countdown, by queue; what had sent the message back may not have known it.
     """
     marker = marker_in(message)
     if not marker or not message.headers.get("eta"):
@@ -122,7 +129,7 @@ def set_countdown(message: Any, seconds_until: Callable[[int], float | None], le
     wait: float = marker.get("wait", 0) / 1e6
     until = seconds_until(marker["slot"]) if "slot" in marker else None
     # A store's clock that was set back makes no task wait for longer.
-    seconds = wait if until is None else min(wait, until - lead)
+    seconds = min(wait, wait if until is None else until - lead, max_hold(marker["queue"]))
     at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
     message.headers["eta"] = at.isoformat() if seconds > 0 else None
     return seconds
@@ -211,6 +218,7 @@ def as_sent(parcel: Parcel, copy: Mapping[str, Any] | None = None) -> Parcel:
 def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | None) -> Parcel:
     properties = dict(message.properties or {})
     options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
+    headers = {name: value for name, value in headers.items() if name not in DELIVERY_COUNTS}
     return {
         "to": to,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),

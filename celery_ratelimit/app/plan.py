@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -26,14 +26,12 @@ from .settings import Settings, limits_of, settings_of
 
 __all__ = [
     "THROTTLES",
-    "AppLimits",
     "Buckets",
     "Plan",
     "Policy",
     "goes_by",
     "is_built_in",
     "is_meant",
-    "limits_of_app",
     "make_plan",
     "node_of",
     "plan_of",
@@ -198,97 +196,6 @@ def is_meant(pattern: str, name: str) -> bool:
 def is_built_in(name: str) -> bool:
     """Whether a task is Celery's own (``celery.chord_unlock``, ``celery.chunks``, …): no pattern matches it."""
     return name.startswith("celery.")
-
-
-class AppLimits(Mapping[str, AnyLimit]):
-    """The limits of an app's tasks and queues by name, also of tasks that are registered later.
-
-    Every limit of a parked task must be here: the return scheduler and the limit watcher go by these limits.
-
-    Raises:
-        ConfigurationError: names the task, or two limits of one name.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self._limits = limits_of_app(app)
-        self._tasks = len(app.tasks)
-        self._planned: set[tuple[str, str]] = set()
-        self._sorted: list[str] = []
-
-    @property
-    def names(self) -> list[str]:
-        """The names, sorted."""
-        if len(self._sorted) != len(self):
-            self._sorted = sorted(self)
-        return self._sorted
-
-    def note(self, limits: Iterable[AnyLimit]) -> None:
-        """Add limits for which tasks may wait.
-
-        Raises:
-            ConfigurationError: a different limit of the same name is known.
-        """
-        noted = {limit.name: limit for limit in limits if limit.name is not None}
-        _refuse_two_of_a_name([*[self._limits[name] for name in noted if name in self._limits], *noted.values()])
-        self._limits = {**noted, **self._limits}
-
-    def plan_of(self, task: Any, queue: str) -> Plan | None:
-        """The plan of ``task`` for messages from ``queue``; adds the plan's limits.
-
-        Raises:
-            ConfigurationError: an invalid option or limit, or two limits of one name.
-        """
-        plan = plan_of(task, queue)
-        if plan is not None and (task.name, queue) not in self._planned:
-            self.note(plan.limits)
-            self._planned.add((task.name, queue))
-        return plan
-
-    def _known(self) -> dict[str, AnyLimit]:
-        if self._tasks != len(self._app.tasks):
-            self._tasks = len(self._app.tasks)
-            try:
-                self.note(limits_of_app(self._app).values())
-            except ConfigurationError as error:  # a call of the task will raise it
-                logger.error("The limits of tasks that were registered after the start are not in order: %s", error)
-        return self._limits
-
-    def __getitem__(self, name: str) -> AnyLimit:
-        return self._known()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known())
-
-    def __len__(self) -> int:
-        return len(self._known())
-
-
-def limits_of_app(app: Any) -> dict[str, AnyLimit]:
-    """All limits of an app's tasks and queues, by name. Makes every task's plan, and so finds invalid options early.
-
-    Raises:
-        ConfigurationError: names the task, or two limits of one name.
-    """
-    settings = settings_of(app)
-    limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
-    for task in list(app.tasks.values()):
-        limits += plan.limits if (plan := make_plan(task, "", settings)) is not None else ()
-    _refuse_two_of_a_name([*settings.quotas.values(), *limits])
-    return {limit.name: limit for limit in limits if limit.name is not None}
-
-
-def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
-    """Reject two different limits of one name, which would share a bucket."""
-    known: dict[str | None, AnyLimit] = {}
-    for limit in limits:
-        other = known.setdefault(limit.name, limit)
-        one, two = [(x.wire(1), x.weights, x.priority_reserve, x.shadow, x.max_parked) for x in (other, limit)]
-        if one != two:
-            raise ConfigurationError(
-                f"two different limits are called {limit.name!r} ({other} and {limit}), "
-                f"but a name is one bucket: give one of them another name="
-            )
 
 
 def _check_key(limit: AnyLimit, where: str) -> None:

@@ -24,8 +24,8 @@ TOGETHER = 5.0
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """A worker's limits in code, its version of this package, its clock, and the state of its pool."""
     from .._celery.worker_display import pool_status
+    from .app_limits import limits_of_app
     from .declared_limits import without_names
-    from .plan import limits_of_app
 
     limits = without_names(limits_of_app(state.app))
     # `check --fleet` compares the worker's clock with the store's.

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from .._celery import Worker
-from ..app.plan import AppLimits
+from ..app.app_limits import AppLimits
 from ..limiter.limit_request import LimitRequest
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import Asks, CallGeneratorRunner, Reply, StoreCalls

@@ -13,7 +13,8 @@ from functools import partial
 from .._celery import Worker
 from .._celery.requests import deadline_of
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
-from ..app.plan import AppLimits, Plan
+from ..app.app_limits import AppLimits
+from ..app.plan import Plan
 from ..limiter.limit_request import LimitRequest
 from ..limits.weights import USUAL
 from ..store.keys import escape

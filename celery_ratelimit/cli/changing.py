@@ -102,7 +102,7 @@ def resume(change: Change) -> None:
 @changes()
 def reset(change: Change) -> None:
     """Fill the bucket again; waiting tasks acquire anew."""
-    from ..app.plan import limits_of_app
+    from ..app.app_limits import limits_of_app
     from ..app.state import limiter_of
     from ..operations.limit_status import standings_of
 

@@ -22,9 +22,9 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
 
     Ends with 1 if a worker would not start; with --fleet also if something is found.
     """
+    from ..app.app_limits import limits_of_app
     from ..app.loading import import_tasks
     from ..app.observers import observers_of
-    from ..app.plan import limits_of_app
     from ..app.settings import has_limits
     from ..app.state import check_url
     from ..app.survey import forgotten, limits_shown

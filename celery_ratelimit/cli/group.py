@@ -67,8 +67,8 @@ def _store(ctx: click.Context) -> str:
 
 def app_of(ctx: click.Context) -> Any:
     """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
+    from ..app.app_limits import limits_of_app
     from ..app.loading import import_tasks
-    from ..app.plan import limits_of_app
 
     app = ctx.obj.app
     try:

@@ -17,7 +17,7 @@ def _names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]
     try:
         from celery.app.utils import find_app
 
-        from ..app.plan import limits_of_app
+        from ..app.app_limits import limits_of_app
 
         app = getattr(ctx.obj, "app", None) or find_app(ctx.find_root().params["app"])
         app.loader.import_default_modules()

@@ -13,7 +13,7 @@ from celery import Celery
 from .._celery import BrokerDidNotAnswer, publish_on, query_workers
 from .._celery.broker import broker_problem
 from .._celery.saved_message import marker_in_headers
-from ..app.plan import limits_of_app
+from ..app.app_limits import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel

@@ -7,7 +7,7 @@ from threading import Thread
 
 from celery import Celery
 
-from .._celery import default_queue_of
+from .._celery import HOLD_SHARE, consumer_timeout_of, default_queue_of, visibility_timeouts_of
 from ..app.plan import Plan, goes_by, is_built_in, make_plan
 from ..app.settings import settings_of
 from ..errors import ConfigurationError
@@ -40,6 +40,7 @@ def check_tasks(app: Celery) -> Iterator[str]:
         given = {each: getattr(found, each[2:].replace("-", "_")) for each in _BOUNDS} | (found.queue_arguments or {})
         for argument in [each for each in _BOUNDS if given[each] is not None]:
             yield InformationalFinding(f"limited queue {found.name!r} has {argument}: {_BOUNDS[argument]}")
+    yield from _check_waiting(app)
     url, said = str(app.conf.result_backend or "disabled"), list[str]()
     if not url.startswith(("disabled", "rpc")):  # by way of the broker
         (thread := Thread(target=_ask_backend, args=(app, said), daemon=True)).start()  # it may hang for minutes
@@ -60,6 +61,24 @@ def _check_keys(name: str, plan: Plan) -> Iterator[str]:
                     f"a call of task {name!r} without {argument!r} fails, because limit {limit.name!r} has "
                     f"key={limit.key!r}: set missing_key='exempt' or 'shared', or 'error' if it is to fail"
                 )
+
+
+def _check_waiting(app: Celery) -> Iterator[str]:
+    """What RabbitMQ's queues do to tasks that wait in a worker."""
+    waiting = [task for task in app.tasks.values() if getattr(task, "throttle", "") == "wait"]
+    for queue in app.amqp.queues.values() if waiting else ():
+        if (timeout := consumer_timeout_of(app, queue.name)) < min(visibility_timeouts_of(app)):
+            yield InformationalFinding(
+                f"queue {queue.name!r} has x-consumer-timeout {timeout:g} s: tasks with throttle='wait' are sent back "
+                f"after {timeout * HOLD_SHARE:g} s. Raise it to half an hour, or take throttle='retry'"
+            )
+        arguments = queue.queue_arguments or {}
+        is_quorum, limit = arguments.get("x-queue-type") == "quorum", arguments.get("x-delivery-limit", 20)
+        if is_quorum and limit >= 0 and any(task.acks_late for task in waiting):
+            yield InformationalFinding(
+                f"queue {queue.name!r} drops a task with acks_late and throttle='wait', or dead-letters it, when more "
+                f"than {limit} workers that held it were lost, run or not. Set x-delivery-limit -1, or throttle='retry'"
+            )
 
 
 def _ask_backend(app: Celery, said: list[str]) -> None:

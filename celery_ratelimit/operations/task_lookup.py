@@ -11,7 +11,8 @@ from celery import Celery
 
 from .._celery import BrokerDidNotAnswer, query_workers
 from .._celery.saved_message import marker_in_headers
-from ..app.plan import limits_of_app, plan_of
+from ..app.app_limits import limits_of_app
+from ..app.plan import plan_of
 from ..backlog.backlog import Backlog
 from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text

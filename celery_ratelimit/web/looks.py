@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.plan import limits_of_app
+from ..app.app_limits import limits_of_app
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..errors import ConfigurationError, StoreUnavailable

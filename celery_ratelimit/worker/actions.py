@@ -160,7 +160,7 @@ class Actions:
             self._reporter.announce(pending, why)
 
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
-        delay = min(action.wait, self._worker.broker.max_hold) - RETURN_EARLY
+        delay = min(action.wait, self._worker.broker.max_hold(pending.queue)) - RETURN_EARLY
         try:
             back = self._worker.return_addresses.address(pending.queue)
             slot_us = self._clock.slot_in(delay + RETURN_EARLY)

@@ -62,7 +62,7 @@ class PermitClient:
 
     Args:
         pool_scheduler: says how far ahead permits may be taken, and how early a queue asks.
-        max_hold: seconds that a message may be held here.
+        max_hold: seconds that a message of a queue may be held here.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PermitClient:
         concurrency: ConcurrencyLeases,
         pool_scheduler: PoolScheduler,
         deduplication: Deduplication,
-        max_hold: float,
+        max_hold: Callable[[str], float],
     ) -> None:
         self._asker, self._store_calls, self._latency = asker, store_calls, store_calls.latency
         self._outage, self._fallback, self._concurrency = outage, fallback, concurrency
@@ -179,7 +179,7 @@ class PermitClient:
             answer,
             now,
             for_permit=for_permit,
-            max_hold=self._max_hold,
+            max_hold=self._max_hold(pending.queue),
             parks=pending.parks,
             early=early,
             is_notified=is_notified,

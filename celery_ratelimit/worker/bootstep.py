@@ -11,9 +11,10 @@ import click
 from celery import Celery, bootsteps
 
 from .._celery import Worker, add_to_banner, show_revoked_state
+from ..app.app_limits import AppLimits
 from ..app.declared_limits import declare
 from ..app.observers import observers_of
-from ..app.plan import AppLimits, node_of
+from ..app.plan import node_of
 from ..app.settings import forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
 from ..app.survey import forgotten, limits_shown

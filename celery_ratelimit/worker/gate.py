@@ -16,8 +16,9 @@ from typing import Any
 from .._celery import Worker, requests
 from .._celery.message_fields import priority_of
 from .._celery.saved_message import marker_in, marker_in_headers, set_countdown
+from ..app.app_limits import AppLimits
 from ..app.builtin_call_warning import BuiltinCallWarning
-from ..app.plan import AppLimits, Plan, is_built_in
+from ..app.plan import Plan, is_built_in
 from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
 from ..backlog.return_scheduler import ReturnScheduler
@@ -155,11 +156,13 @@ class Gate:
         if can_park and not returned and self._attendant.memory.is_full:
             plan = plan.waiting
         demands, shadow = self._asker.shadows.split(every)
-        now, max_hold = monotonic(), self.worker.broker.max_hold
-        # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
-        old = not returned and plan.policy.throttle == "wait" and requests.delivery_age(request) > max_hold
+        now, number, max_hold = monotonic(), next(self._numbers), self.worker.broker.max_hold(queue)
+        # After a countdown of the user's, which the broker counts, or near a delivery limit, it is not to wait here.
+        old = plan.policy.throttle == "wait" and (
+            (not returned and requests.delivery_age(request) > max_hold)
+            or self.worker.consumption.nears_delivery_limit(request, queue)
+        )
         until = now if old else now + max_hold
-        number = next(self._numbers)
         not_before = self._admission.not_before(now, reserved_for) if returned else now
         pending = PendingRequest(
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
@@ -189,7 +192,7 @@ class Gate:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
-        seconds = set_countdown(message, self._clock.seconds_until, RETURN_EARLY)
+        seconds = set_countdown(message, self._clock.seconds_until, RETURN_EARLY, self.worker.broker.max_hold)
         if seconds is not None:
             now = monotonic()
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + RETURN_EARLY, now)

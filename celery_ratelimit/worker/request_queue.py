@@ -148,10 +148,12 @@ class LimitQueue:
         elif pending.has_reservation:  # its turn may be before that of a new request that waits here
             self.next_acquire = min(self.next_acquire, pending.not_before)
         pending.state, pending.has_reservation = State.QUEUED, pending.has_reservation or has_reservation
-        if first:
-            self.asking(pending).appendleft(pending)
+        asking = self.asking(pending)
+        if first:  # a new one is to leave: behind others that are
+            leaving = sum(each.release_deadline <= pending.release_deadline for each in asking) if is_new else 0
+            asking.insert(leaving, pending)
         else:
-            self.asking(pending).append(pending)
+            asking.append(pending)
 
     def requeue(self, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()) -> None:
         """Queue a request whose time is void before the others, but ``behind`` the ones that were requeued just now."""

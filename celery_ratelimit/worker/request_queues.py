@@ -108,7 +108,7 @@ class QueueTimers:
     def set(self, limit_queue: LimitQueue) -> None:
         """Dispatch the queue when its first request has its turn, or may ask; in any case within ``max_hold``."""
         now = monotonic()
-        turn, alarm = limit_queue.times(now, self._worker.broker.max_hold)
+        turn, alarm = limit_queue.times(now, self._worker.broker.max_hold())
         self._note_turn(limit_queue, turn, now)
         if limit_queue.cancel is not None:
             if limit_queue.alarm <= alarm:

@@ -229,6 +229,9 @@ def test_a_request_and_its_timer_hold_each_other() -> None:
 def test_basic_consume_passes_a_callback_to_the_queue() -> None:
     consume = source(KombuConsumer._basic_consume)
     assert "queue.consume(tag, self._receive_callback" in consume
+    assert "nowait" in inspect.signature(KombuConsumer._basic_consume).parameters
+    begun = source(amqp.Channel.basic_consume)
+    assert begun.index("wait=None if nowait else") < begun.index("self.callbacks[consumer_tag] = callback")
 
 
 def test_disabled_prefetching_counts_reserved_requests() -> None:

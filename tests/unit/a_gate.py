@@ -182,7 +182,7 @@ class Bench:
             app=None,
             pool=self,
             broker=SimpleNamespace(
-                max_hold=1440.0,
+                max_hold=lambda queue="": 1440.0,
                 poll_delay=0.0,
                 connection_errors=(Lost,),
                 no_event_loop=not seconds_away,
@@ -418,6 +418,9 @@ class Bench:
 
     def may_pause_queue(self, queue: str) -> bool:
         return True
+
+    def nears_delivery_limit(self, request: Any, queue: str) -> bool:
+        return False
 
     def pause_queue(self, queue: str) -> None:
         assert queue not in self.left

@@ -8,7 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit, RateLimitedTask
-from celery_ratelimit.app.plan import Plan, limits_of_app, plan_of
+from celery_ratelimit.app.app_limits import limits_of_app
+from celery_ratelimit.app.plan import Plan, plan_of
 
 
 def plan_with(**options: Any) -> Plan:

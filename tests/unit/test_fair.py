@@ -11,7 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
-from celery_ratelimit.app.plan import limits_of_app, make_plan
+from celery_ratelimit.app.app_limits import limits_of_app
+from celery_ratelimit.app.plan import make_plan
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.store.keys import escape
 

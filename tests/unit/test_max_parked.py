@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
-from celery_ratelimit.app.plan import limits_of_app
+from celery_ratelimit.app.app_limits import limits_of_app
 from celery_ratelimit.app.survey import forgotten, limits_shown
 from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.limiter.limit_request import LimitRequest

@@ -106,6 +106,7 @@ def returning(slot: int | None = 1_000_000, wait: int = 900_000, eta: str | None
         (returning(), 3600.0, 0.9),  # the store's clock was set back: no longer than it was sent away for
         (returning(), None, 0.9),  # the store's time is not known: from the delivery on
         (returning(slot=None), 0.5, 0.9),
+        (returning(wait=900_000_000), None, 720.0),  # no longer than a message is held
         (returning(eta=None), 0.5, None),  # it has no countdown
         (a_request().message, 0.5, None),  # nor has one that was not throttled
     ],
@@ -115,7 +116,9 @@ def test_a_returning_message_waits_by_the_stores_clock(
 ) -> None:
     message = SimpleNamespace(headers=dict(message.headers))
     before = datetime.now(timezone.utc)
-    assert set_countdown(message, lambda slot: until, 0.05) == (seconds if seconds is None else pytest.approx(seconds))
+    assert set_countdown(message, lambda slot: until, 0.05, lambda queue: 720.0) == (
+        seconds if seconds is None else pytest.approx(seconds)
+    )
     if seconds is None:
         return
     eta = message.headers["eta"]
@@ -128,7 +131,7 @@ def test_a_returning_message_waits_by_the_stores_clock(
 def test_a_users_eta_is_left_alone() -> None:
     message = a_request().message
     message.headers["eta"] = "2030-01-01T00:00:00+00:00"
-    set_countdown(message, lambda slot: 0.5, 0.05)
+    set_countdown(message, lambda slot: 0.5, 0.05, lambda queue: 720.0)
     assert message.headers["eta"] == "2030-01-01T00:00:00+00:00"
 
 

@@ -10,8 +10,9 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.app.app_limits import limits_of_app
 from celery_ratelimit.app.limiters import limiter_of
-from celery_ratelimit.app.plan import limits_of_app, plan_of
+from celery_ratelimit.app.plan import plan_of
 
 REDIS, RABBITMQ = "redis://localhost:1/0", "amqp://localhost:1//"
 

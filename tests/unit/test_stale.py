@@ -127,7 +127,7 @@ def test_whose_time_has_come_while_another_asked_is_started_at_once(processor: A
     limit_queue.needs_process = needs_process
     rings: list[float] = []
     timers = SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds))
-    worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(max_hold=1440.0))
+    worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(max_hold=lambda: 1440.0))
     turns = processor.capacity.turns
     QueueTimers(worker, turns, lambda: 0.0, lambda queues: None).set(limit_queue)
     assert rings == ([1440.0] if needs_process else [0.0])

@@ -15,7 +15,7 @@ from celery_singleton import Singleton
 from kombu import Queue
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedMixin, RateLimitedTask
-from celery_ratelimit.app.plan import limits_of_app
+from celery_ratelimit.app.app_limits import limits_of_app
 from celery_ratelimit.app.settings import has_limits, settings_of
 from celery_ratelimit.app.survey import forgotten, limits_shown
 from celery_ratelimit.worker.bootstep import GateStep

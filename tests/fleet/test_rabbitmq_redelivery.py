@@ -1,0 +1,118 @@
+"""``throttle="wait"`` under RabbitMQ's bounds for what a worker holds: ``consumer_timeout``, and a delivery limit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+import redis
+
+from benchmarks.measures import displacement
+from celery_ratelimit import Limiter
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.rabbitmq import Broker, RabbitMQ
+
+WAIT = "tests.apps.fleet.wait"
+#: Celery logs it with the lost connection.
+TIMED_OUT = "delivery acknowledgement on channel"
+
+
+def set_consumer_timeout(node: RabbitMQ, timeout: int, tick: int) -> None:
+    """In milliseconds: the timeout, and how often a channel looks; channels that are there keep their next look."""
+    names = ("consumer_timeout", timeout), ("channel_tick_interval", tick)
+    node.ctl("eval", ", ".join(f"application:set_env(rabbit, {name}, {value})" for name, value in names) + ".")
+
+
+@pytest.fixture
+def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
+    """It closes a channel on which a message is not acknowledged within four seconds."""
+    set_consumer_timeout(rabbitmq, 4000, 500)
+    yield rabbitmq.broker()
+    set_consumer_timeout(rabbitmq, 1_800_000, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed"),
+    [
+        pytest.param({}, 1, id="learned"),
+        pytest.param({"x-consumer-timeout": 4000}, 0, id="declared", marks=pytest.mark.slow),
+        pytest.param({"x-consumer-timeout": 4000, "x-queue-type": "quorum"}, 0, id="quorum", marks=pytest.mark.slow),
+    ],
+)
+def test_no_message_is_held_for_as_long_as_the_consumer_timeout_once_that_is_known(
+    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path, arguments: dict[str, Any], closed: int
+) -> None:
+    """The last of sixteen tasks waits for sixteen seconds."""
+    queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
+    with Fleet(server, tmp_path, rate="60/m", broker=brief.url, **queues) as fleet:
+        for index in range(16):
+            fleet.send("wait", index)
+        fleet.start()
+        fleet.wait_for(16, 40)
+        permits, log = fleet.permits(), fleet.log()
+        assert log.count(TIMED_OUT) == closed, "it learns from the first time"
+        assert log.count("its consumer_timeout is 4 s") == closed
+        assert log.count("Connection to broker lost") == closed
+        assert "no callbacks" not in log, "its queue is paused and consumed while its messages come"
+        assert not errors(log)
+        assert sorted(permit.index for permit in permits) == list(range(16))
+        assert_never_over(permits, 1)
+        assert displacement(permits)[0] <= 4
+        # A message is on a countdown for 1.6 s, and is held for as long after it.
+        assert max(Counter(re.findall(r"\[([0-9a-f-]{36})\] received", log)).values()) <= 12
+
+
+def test_no_countdown_is_as_long_as_the_consumer_timeout_once_that_is_known(
+    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path
+) -> None:
+    """What waits for longer than a message is held was published with a countdown, before the timeout was known."""
+    limiter = Limiter.from_url(server.url)
+    limiter.pause(WAIT, 3600, force=True)
+    with Fleet(server, tmp_path, rate="100/s", broker=brief.url) as fleet:
+        for index in range(4):
+            fleet.send("wait", index)
+        fleet.start()
+        until(lambda: "its consumer_timeout is 4 s" in fleet.log(), 20, "a channel being closed")
+        until(lambda: fleet.log().count(": sent back") >= 20, 20, "four countdowns of each")
+        limiter.resume(WAIT, force=True)
+        fleet.wait_for(4, 20)
+        assert fleet.log().count(TIMED_OUT) == 1
+        assert sorted(start.index for start in fleet.starts()) == list(range(4))
+
+
+def test_a_task_that_waits_is_not_dropped_for_the_workers_that_held_it(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """A quorum queue counts how often a message came back from a connection, and drops it above its limit."""
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 3}
+    queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
+
+    def waiting() -> int:
+        return broker.ready("jobs", "jobs.throttled")
+
+    limiter = Limiter.from_url(server.url)
+    limiter.pause(WAIT, 600, force=True)  # less than a message is held
+    with Fleet(server, tmp_path, rate="100/s", broker=broker.url, **queues) as fleet:
+        for index in range(4):
+            fleet.send("wait", index)
+        for _ in range(2):
+            with kombu.Connection(broker.url) as connection:
+                channel = connection.default_channel
+                until(lambda c=channel: c.basic_get("jobs") is None, 10, "all messages unacknowledged")
+            until(lambda: waiting() == 4, 10, "the messages being given back")
+        for index, what in enumerate([": sent back", "] received"]):
+            fleet.start()
+            until(lambda i=index, w=what: fleet.log(i).count(w) == 4 and not waiting(), 20, f"4 times {what!r}")
+            fleet.asked("ping")  # its loop has turned: what was published again is acknowledged
+            fleet.kill(index)
+            until(lambda: waiting() == 4, 10, "all of them being at the broker again")
+        limiter.resume(WAIT, force=True)
+        fleet.start()
+        fleet.wait_for(4, 20)
+        assert sorted(start.index for start in fleet.starts()) == list(range(4))
