@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from celery import Celery
 
+from .app.app_limits import AppLimits
 from .app.limiters import limiter_of
-from .app.plan import AppLimits
 from .app.settings import settings_of
 from .counts.figures import Stats
 from .errors import STORE_TROUBLES, ConfigurationError

@@ -177,12 +177,11 @@ class Gate:
         self._hold(pending, first=old)
 
     def _hold(self, pending: PendingRequest, *, first: bool) -> None:
-        request, returned = pending.request, pending.returned
         limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
         limit_queue.enqueue(pending, is_new=True, first=first)
         self._expirations.watch(limit_queue, pending)
         self._prefetch.enter(pending)
-        if returned and not requests.via_return_queue(request):
+        if pending.returned and not requests.via_return_queue(pending.request):
             self._prefetch.widen(pending)
         if self._arrival_batch.add(limit_queue, pending):
             return
