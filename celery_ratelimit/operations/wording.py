@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -173,10 +174,10 @@ def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> str | AnyLimit:
     """A new limit for ``name``: a concurrency limit for a number; else a rate, with the other options of the code."""
-    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
-    if isinstance(code, Concurrency) and not (is_number and int(rate)):
+    code, is_number = limiter.config(name, force=True).code, re.fullmatch("[0-9]{1,99}", rate)
+    if isinstance(code, Concurrency) and not (is_number and 1 <= int(rate) < 10**9):
         raise ConfigurationError(
-            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
+            f"{name} is {unnamed(code)} in the code: write how many places, a whole number, 1 to 999999999"
         )
     if isinstance(code, Limit) and is_number:
         raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")

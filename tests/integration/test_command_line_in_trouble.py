@@ -217,7 +217,12 @@ def test_a_limit_is_a_line_whatever_its_name(run: Run, app: Celery) -> None:
     ("arguments", "says"),
     [
         (["stripe", "20"], "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
-        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number of at least 1"),
+        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["gpu", "99999999999"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["gpu", "9" * 5000], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["stripe", "9" * 5000], "cannot read the rate '9999"),
+        (["stripe", "0/s"], "the rate '0/s' would never let anything through. To stop everything, pause the limit"),
+        (["stripe", "1/s", "--reason", "x" * 201], "(201 characters) must be a text of at most 200 characters"),
         (["gpu", "--", "-1"], "gpu is 4 at once in the code: write how many places"),
         (["gpu", "5", "--burst", "3"], "burst=3 is for a rate, and 5 is a number of places"),
         (["gpu", "0"], "gpu is 4 at once in the code: write how many places"),

@@ -114,7 +114,7 @@ def test_odd_names(frozen: Limiter, name: str) -> None:
     assert (change.name, change.by, change.reason, change.after.shown) == (name, "a\nb", "\0", "5/s")
 
 
-@pytest.mark.parametrize("wrong", [{"by": 5}, {"reason": b"x"}])
+@pytest.mark.parametrize("wrong", [{"by": 5}, {"reason": b"x"}, {"by": "x" * 201}, {"reason": "x" * 201}])
 def test_who_and_why_are_texts(changing: Limiter, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must be a text"):
         changing.pause("stripe", 5, **wrong)

@@ -177,7 +177,7 @@ def test_light_and_dark(page: Page, read_only: Server, dark: bool) -> None:
 def test_nothing_is_wider_than_the_screen(page: Page, with_token: Server, app: Celery, width: int) -> None:
     limiter = Limiter.from_app(app)
     rate, who = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"
-    limiter.set_rate("stripe", rate, by=who, reason="w" * 300)
+    limiter.set_rate("stripe", rate, by=who, reason="w" * 200)
     limiter.pause("stripe", 86_400.0)
     park(app, "stripe", 30, task="a.module.of.some.package.with_a_long_name.and_a_function" * 2)
     page.look(width, 800)
