@@ -69,10 +69,12 @@ def app_of(ctx: click.Context) -> Any:
     """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
     from ..app.loading import import_tasks
     from ..app.plan import limits_of_app
+    from ..app.store_address import check_broker_url
 
     app = ctx.obj.app
     try:
         import_tasks(app)
+        check_broker_url(app)
         limits_of_app(app)
     except ConfigurationError as error:
         raise _failed(error) from None

@@ -19,7 +19,7 @@ from ..backlog.backlog import backlog_of
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
-from ..errors import ConfigurationError, RateLimitError
+from ..errors import ConfigurationError, RateLimitError, shown
 from ..names import listed, near
 from .limit_status import ParkingLot, lots_of, standings_of
 from .task_lookup import PATIENCE, Explanation, explain
@@ -151,7 +151,12 @@ class ParkingLots:
 
         *Warning*: a message in a queue of the broker cannot be found, nor can one in a worker that does not answer. The
         forecast is for one limit at a rate that does not change, and workers that keep up.
+
+        Raises:
+            ConfigurationError: this cannot be an id.
         """
+        if not id or any("\ud800" <= each <= "\udfff" for each in id):
+            raise ConfigurationError(f"{shown(id)} cannot be a task's id")
         return explain(self._app, self._backlog, id)
 
     def drain(self, *, force: bool = False) -> int:

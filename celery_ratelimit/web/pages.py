@@ -103,8 +103,8 @@ class Pages:
     async def task(self, request: Request) -> Response:
         """Why a task does not run. Workers may have to be asked, which have a second to answer."""
         id = _asked(request).get("id", "").strip()
-        if not id or len(id) > 1000:
-            raise HTTPException(400, "the id of a task, please")
+        if len(id) > 1000:
+            raise HTTPException(400, "no task has such a long id")
         if self._explaining.locked():
             raise HTTPException(503, "others are asking already: try again")
         async with self._explaining:

@@ -451,7 +451,7 @@ def test_a_message_that_cannot_be_read_hides_no_other(
         assert run("purge", "stripe", "--yes").exit_code == 0
 
 
-@pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
+@pytest.mark.parametrize("id", ["\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
 def test_explain_an_id_that_nobody_has(run: Run, app: Celery, id: str) -> None:
     park(app, "stripe", 3)
     found = run("explain", "--json", "--", id)

@@ -118,6 +118,39 @@ def test_a_broker_that_is_full_is_a_line(
     assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:in_flight@one")) == 5
 
 
+#: As an operator writes it, and as it is shown.
+BROKERS = {
+    "redis://:se/cret@localhost:6379/0": "'redis://…': in user and password, write '/' as %2F",
+    "redis://:se#cret@localhost:6379/0": "'redis://…': in user and password, write '/' as %2F",
+    "amqp://me:se?cret@localhost//": "'amqp://…': in user and password, write '/' as %2F",
+    "redis://:secret@[::1/0": "'redis://…': in user and password, write '/' as %2F",
+    "sentinel://:secret@a:1;sentinel://:se/cret@b:2": "'sentinel://…': in user and password, write '/' as %2F",
+    "reddis://:secret@h:1/0": "'reddis://**@h:1/0': it has no such transport, or the library of it is missing",
+}
+
+
+@pytest.mark.parametrize("url", BROKERS)
+@pytest.mark.parametrize("arguments", ["status", "check", "metrics --once", "explain x", "web --port 0", "watch"])
+def test_a_brokers_url_that_kombu_cannot_read_is_one_line_without_its_password(
+    run: Run, app: Celery, arguments: str, url: str
+) -> None:
+    app.conf.broker_url = url
+    found = run(*arguments.split())
+    assert (found.exit_code, found.output.startswith("Error: kombu cannot read the broker's URL ")) == (1, True), found
+    assert BROKERS[url] in found.output
+    assert len(lines(found.output)) == 1
+    assert "se/" not in found.output
+    assert "cret" not in found.output
+
+
+@pytest.mark.parametrize("arguments", [["explain", ""], ["explain", "\udced"], ["release", "\udced"], ["release", ""]])
+def test_what_cannot_be_an_id_is_one_line(run: Run, server: EmbeddedServer, arguments: list[str]) -> None:
+    app = make_app(server.url)
+    app.backend_cls = server.url  # which complains of such ids as its results are collected
+    found = run(*arguments, of=app)
+    assert (found.exit_code, len(lines(found.output))) == (2, 1), found.output
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_top_goes_on_while_the_store_is_lost(
     run: Run, server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, comes_back: bool

@@ -192,6 +192,12 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("id", ["", "%20", "%ed%a0%80", "x" * 1001])
+def test_what_cannot_be_an_id(read_only: Server, id: str) -> None:
+    assert read_only.get(f"/task?id={id}").status == 400
+    assert len(read_only.said) == 1
+
+
 @pytest.mark.parametrize(("fields", "why"), WRONG)
 def test_what_cannot_be_is_said(with_token: Server, app: Celery, fields: dict[str, str], why: str) -> None:
     status, said = changed(with_token, **fields)
