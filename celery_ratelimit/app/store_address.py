@@ -61,8 +61,10 @@ def check_broker_url(app: Celery) -> None:
         (conf.broker_read_url, app.connection_for_read),
     ):
         try:  # nothing is connected
-            for url in (None, *connect().alt):
-                connect(url).get_transport_cls()
+            connection = connect()
+            connection.get_transport_cls()
+            for url in connection.alt:
+                connect(url)
         except Exception as error:
             shown = without_password(_joined(address))
             why = "it has no such transport, or the library of it is missing"

@@ -22,7 +22,9 @@ __all__ = ["web"]
     default="",
     help="Required from every browser. (Other users of this machine see the arguments of a command.)",
 )
-@click.option("--allow-changes", is_flag=True, help="Limits can be changed on the page. Makes a token if there is none.")
+@click.option(
+    "--allow-changes", is_flag=True, help="Limits can be changed on the page. Makes a token if there is none."
+)
 @click.option("--no-token", is_flag=True, help="Make none: each account of this machine may change limits.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, help="A name under which it is reached, as by a proxy.")
 @click.pass_context

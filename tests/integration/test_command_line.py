@@ -293,7 +293,7 @@ def test_a_task_is_released_by_its_id(run: Run, app: Celery, store: redis.Redis)
     ids = park(app, "stripe", 3)
     assert run("release", ids[1]).output == "1 task sent to the broker\n"
     assert store.llen("celery.throttled") == 1
-    assert run("release", "stripe").output == "2 tasks sent to the broker\n"
+    assert run("release", "stripe", "--yes").output == "2 tasks sent to the broker\n"
 
 
 def test_the_lots_of_a_limit_are_released_by_one_connection(
@@ -308,7 +308,7 @@ def test_the_lots_of_a_limit_are_released_by_one_connection(
     store.config_resetstat()
     assert run("release", "tenant", "tenant-tenant:3-0", "tenant-tenant:4-1").output == "2 tasks sent to the broker\n"
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 5, "one finds them, and each lot costs two"
-    assert run("release", "tenant").output == "38 tasks sent to the broker\n"
+    assert run("release", "tenant", "--yes").output == "38 tasks sent to the broker\n"
     assert len(connections) < 10
 
 
@@ -317,12 +317,26 @@ def test_purge_asks_first(run: Run, app: Celery) -> None:
     for answer in ("n\n", ""):  # an empty one is Ctrl-C's, or Ctrl-D's
         found = run("purge", "stripe", input=answer)
         assert found.exit_code == 1
-        assert "Throw away all tasks that are parked for stripe?" in found.output
+        assert "Throw away all 3 parked tasks of stripe?" in found.output
+    assert "Throw away 2 tasks?" in run("purge", "stripe", "stripe--0", "stripe--1", input="n\n").output
     assert json.loads(run("parked", "stripe", "--json").output)["parked"] == 3
     assert (
         run("purge", "stripe", "--yes", "--json").output == json.dumps({"name": "stripe", "tasks": 3}, indent=2) + "\n"
     )
     assert run("purge", "stripe", input="y\n").output.endswith("0 tasks thrown away\n")
+
+
+def test_release_of_all_asks_first(run: Run, app: Celery) -> None:
+    for n in range(5):
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
+    found = run("release", "tenant", input="n\n")
+    assert (found.exit_code, "Release all 10 parked tasks of 5 keys of tenant?" in found.output) == (1, True)
+    assert run("release", "tenant", "--key", "tenant:4").output == "2 tasks sent to the broker\n"
+    assert run("release", "tenant", "--key", "tenant:4").output == "0 tasks sent to the broker\n"
+    assert run("release", "tenant", "tenant-tenant:3-0").output == "1 task sent to the broker\n", "an id says which"
+    assert "Throw away all 1 parked task of tenant?" in run("purge", "tenant", "--key", "tenant:3", input="n\n").output
+    assert run("release", "tenant", input="y\n").output.endswith("7 tasks sent to the broker\n")
+    assert run("release", "tenant").output == "0 tasks sent to the broker\n", "there is nothing to ask"
 
 
 def test_drain(run: Run, app: Celery, store: redis.Redis) -> None:
@@ -447,7 +461,7 @@ def test_a_message_that_cannot_be_read_hides_no_other(
     assert json.loads(run("explain", "stripe--1", "--json").output)["where"] == "unknown"
     assert run("release", "stripe", "stripe--0", "stripe--2").output == "2 tasks sent to the broker\n"
     if stored and stored.startswith("1 1 1"):
-        assert run("release", "stripe").output == "0 tasks sent to the broker\n"
+        assert run("release", "stripe", "--yes").output == "0 tasks sent to the broker\n"
         assert run("purge", "stripe", "--yes").exit_code == 0
 
 

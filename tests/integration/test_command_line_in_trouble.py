@@ -55,7 +55,7 @@ def no_broker(server: EmbeddedServer, store: redis.Redis) -> Celery:
     return app
 
 
-@pytest.mark.parametrize("arguments", [["release", "stripe"], ["release", "stripe", "stripe--1"], ["drain"]])
+@pytest.mark.parametrize("arguments", [["release", "stripe", "--yes"], ["release", "stripe", "stripe--1"], ["drain"]])
 def test_a_broker_that_is_down_is_one_line_and_nothing_is_lost(
     run: Run,
     no_broker: Celery,
@@ -98,7 +98,7 @@ def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["release", "stripe"], "Error: the broker refuses what it was told: "),
+        (["release", "stripe", "--yes"], "Error: the broker refuses what it was told: "),
         (["drain"], "Error: the broker refuses what it was told: "),
         (["explain", "nobody"], "so no worker was asked"),
         (["check", "--fleet"], "so no worker was asked"),

@@ -123,7 +123,10 @@ def test_a_store_that_is_lost_is_said_and_seen_when_it_is_back(server: EmbeddedS
 
 
 def test_a_broker_that_is_lost_keeps_nobody_waiting(server: EmbeddedServer) -> None:
-    with embedded_server() as broker, page_of(broker.url, "--allow-changes", "--no-token", TEST_STORE=server.url) as page:
+    with (
+        embedded_server() as broker,
+        page_of(broker.url, "--allow-changes", "--no-token", TEST_STORE=server.url) as page,
+    ):
         with page.listening("/events") as events:
             assert next(events)["parts"]["limit stripe"]["queued"] == "0"
             broker.kill()
