@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
-from ..names import plain
+from ..names import IMPORT_HINT, plain
 
 __all__ = ["Commands", "app_of"]
 
@@ -55,7 +55,7 @@ def _failed(why: Any) -> click.ClickException:
 
 
 def _in_commands(error: Any) -> str:
-    return plain(error).replace("force=True", "--force")
+    return plain(error).replace("force=True", "--force").replace(IMPORT_HINT, "")  # they are imported
 
 
 def _store(ctx: click.Context) -> str:

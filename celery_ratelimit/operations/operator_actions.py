@@ -20,7 +20,7 @@ from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError, shown
-from ..names import listed, near
+from ..names import no_such_limit
 from .limit_status import ParkingLot, lots_of, standings_of
 from .task_lookup import PATIENCE, Explanation, explain
 
@@ -211,11 +211,7 @@ class ParkingLots:
         known = {*self.limits, *self._backlog.register.seen().limits, *self._backlog.contents.counts(unknown)}
         for name in unknown:
             if name not in known:
-                hint = near(name, known) or f"{listed(known)}."
-                raise ConfigurationError(
-                    f"no task, queue or worker has a limit {name!r}, and no task is parked for one: {hint} "
-                    "(force=True asks the store all the same)"
-                )
+                raise ConfigurationError(no_such_limit(name, known))
 
     def _taken_out(
         self, name: str, key: str | None, ids: Sequence[str] | None, *, purge: bool

@@ -87,7 +87,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         _used(each),
         left,
         "-" if each.by_key else str(standing.waiting),
-        str(each.parked) + ("" if each.attended else " (no worker)"),
+        str(each.parked) + ("" if each.attended else ", no worker runs this limit"),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
         length(each.drains_in) if each.drains_in != 0 else "-",
@@ -114,13 +114,14 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
     standing, config = each.standing, each.standing.config
     row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
+    full = f", all in {length(standing.reset_after)}" if standing.reset_after and not each.by_key else ""
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("stored", row["STORED"]),
         ("used", f"{row['USED']}{_share(each)}"),
-        ("left of it", row["LEFT"] + ("" if each.by_key else f", full in {length(standing.reset_after)}")),
-        ("have a slot", row["WAITING"]),
+        ("permits free now", row["LEFT"] + full),
+        ("about to start", row["WAITING"]),
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
         ("drains in", row["DRAINS IN"]),

@@ -107,7 +107,7 @@ def test_what_is_used_lately_is_beside_what_is_allowed(run: Run, app: Celery, st
     assert [each["gpu"]["used"], each["gpu"]["share"]] == [1, 0.25]
     assert [each["tenant"]["used"], each["tenant"]["share"]] == [pytest.approx(40, abs=0.02), None]
     assert [each["slow"]["used"], each["slow"]["share"]] == [0, 0]
-    assert "  used            40 of 50/s: 80% lately" in run("status", "stripe").output
+    assert "  used              40 of 50/s: 80% lately" in run("status", "stripe").output
 
 
 def test_where_nothing_is_counted_it_is_not_known_what_is_used(run: Run, server: EmbeddedServer) -> None:
@@ -128,7 +128,7 @@ def test_a_broker_that_does_not_answer_is_a_question_mark(run: Run, app: Celery)
     found = run("status", "stripe", "--json")
     assert found.exit_code == 0, found.output
     assert json.loads(found.output)[0]["queued"] is None
-    assert "  in queues       ? (celery)" in run("status", "stripe").output
+    assert "  in queues         ? (celery)" in run("status", "stripe").output
 
 
 def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> None:
@@ -142,10 +142,19 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["status", "strpe"], 2, "nobody knows a limit 'strpe' (did you mean 'stripe'?)"),
-        (["pause", "strpe"], 2, "did you mean 'stripe'?"),
-        (["history", "strpe"], 2, "pass --force"),
-        (["parked", "strpe"], 2, "did you mean 'stripe'?"),
+        (
+            ["status", "strpe"],
+            2,
+            "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n",
+        ),
+        (["pause", "strpe"], 2, "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n"),
+        (["history", "strpe"], 2, "Did you mean 'stripe'? (--force does it anyway)\n"),
+        (
+            ["parked", "strpe"],
+            2,
+            "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n",
+        ),
+        (["parked", "x"], 2, "No limit is called 'x'. There are 'e\\nmails', 'gpu', 'stripe', 'tenant'. (--force"),
         (["set", "stripe", "20"], 2, "write 20/s, or 20/m"),
         (["set", "stripe", "20/x"], 2, "cannot read the rate '20/x'"),
         (["set", "stripe"], 2, "set what? A RATE, --shadow or --no-shadow"),
@@ -252,7 +261,7 @@ def test_a_reset(run: Run, app: Celery) -> None:
     limiter_of(app).pause("stripe", 60)
     found = run("reset", "stripe")
     assert found.exit_code == 0, found.output
-    assert found.output.splitlines()[1] == "stripe: now 5 of 5 left, 0 with a slot"
+    assert found.output.splitlines()[1] == "stripe: now 5 of 5 permits free, 0 tasks about to start"
 
 
 def test_a_history_that_is_shown_breaks_no_line(run: Run, app: Celery) -> None:

@@ -81,7 +81,7 @@ def test_a_task_that_workers_could_not_be_asked_for_is_not_said_to_be_nowhere(ru
     [
         (["explain", "nobody"], "the broker does not answer, so no worker was asked"),
         (["check", "--fleet"], "the broker does not answer, so no worker was asked"),
-        (["status", "stripe"], "  in queues       ? (celery)"),
+        (["status", "stripe"], "  in queues         ? (celery)"),
     ],
 )
 def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(

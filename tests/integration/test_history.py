@@ -102,7 +102,7 @@ def test_the_history_of_a_limit_that_is_gone_is_there(changing: Limiter, store: 
 
 
 def test_nothing_is_kept_of_a_limit_that_nobody_knows(changing: Limiter) -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'stripe'"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'stripe'"):
         changing.history("strpe")
     assert changing.history("strpe", force=True) == []
 

@@ -55,6 +55,15 @@ def test_it_shows_who_waits_who_uses_it_and_who_has_changed_it(app: Celery) -> N
     assert "weights" not in parts
 
 
+def test_labels_say_what_they_show(app: Celery, read_only: Server) -> None:
+    park(app, "stripe", 3)
+    facts = dict(Looks(app).at("stripe")["facts"])
+    assert (facts["permits free now"], facts["about to start"]) == ("5/5", "0")
+    text = read_only.get("/limit?name=stripe").text
+    assert "Outcomes" in text
+    assert "p95" in text
+
+
 def test_a_limit_in_shadow_says_what_it_would_have_done(app: Celery) -> None:
     Limiter.from_app(app).set_shadow("stripe", True, by="ann", reason="a trial")
     looks = Looks(app)
