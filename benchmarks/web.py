@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import multiprocessing
 import os
 import resource
 import selectors
@@ -69,7 +70,7 @@ def main() -> None:
             time.sleep(1)
             print(f"{options.limits} limits, {options.browsers} browsers; {options.seconds:g} s each")
             if options.half_open:
-                with show(page, options.browsers), half_open(page, options.half_open):
+                with half_open(page, options.half_open), show(page, options.browsers):
                     answers(page, options.seconds)
                 return
             measure("nobody looks", page, client, options.seconds)
@@ -112,12 +113,12 @@ def measure(what: str, page: Served, client: redis.Redis, seconds: float, *, ins
 
 @contextlib.contextmanager
 def half_open(page: Served, number: int) -> Iterator[None]:
-    """Connections that never send the rest of a request."""
-    ended = threading.Event()
+    """Connections of another process that never send the rest of a request."""
 
     def attack() -> None:
         there = selectors.DefaultSelector()
-        while not ended.wait(1.0):
+        while True:
+            time.sleep(1.0)
             while len(there.get_map()) < number:
                 connection = socket.create_connection(("127.0.0.1", page.port))
                 there.register(connection, selectors.EVENT_READ)
@@ -127,13 +128,13 @@ def half_open(page: Served, number: int) -> Iterator[None]:
                 there.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
 
-    thread = threading.Thread(target=attack, daemon=True)
-    thread.start()
+    attacker = multiprocessing.Process(target=attack, daemon=True)
+    attacker.start()
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        attacker.kill()
+        attacker.join()
 
 
 def answers(page: Served, seconds: float) -> None:
