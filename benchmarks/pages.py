@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from celery import Celery
 
@@ -73,9 +75,18 @@ def park(app: Celery, name: str, task: str, number: int) -> None:
     for n in range(number):
         id = f"{n:08x}-5c1e-4f4a-9a51-0d3d5fbc{n:04x}"
         marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
-        headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
-        parcel = {"id": id, "to": "celery", "headers": {**headers, "celery-ratelimit-return": marker}, "body": ""}
-        since = -(5_000_000 + 40_000 * (number - n))
+        headers: dict[str, Any] = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
+        headers["celery-ratelimit-return"] = marker
+        parcel = {
+            "id": id,
+            "to": "celery",
+            "headers": headers,
+            "body": "",
+            "priority": 0,
+            "expires": None,
+            "properties": {},
+        }
+        since = int(time.time() * 1e6) - 5_000_000 - 40_000 * (number - n)
         messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, "t", since, task=id, queue="celery"))
     parking = backlog_of(app)
     parking.register.seen([name], [])

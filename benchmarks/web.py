@@ -1,12 +1,14 @@
 """What the page costs while five browsers show it: processor time of its server, and what it asks of the store.
 
-    python -m benchmarks.web [--limits 200] [--browsers 5] [--seconds 30] [--chromium]
+    python -m benchmarks.web [--limits 200] [--browsers 5] [--seconds 30] [--chromium] [--half-open 1000]
 
 Ten of the limits have parked tasks, every second one is used, and one browser shows the page of one limit. Store and
 broker are two servers. Commands are counted as the store takes them (MONITOR): those that the page sends, each script
 being one; and those within its scripts, while nobody else asks anything.
 
 --chromium   real browsers, whose own processor time does not count; else each is a client that reads the events
+--half-open  instead: how long the page takes to answer while so many connections send half a request, each opened again
+             within a second of its end, and so many browsers (--browsers 200) are there
 """
 
 from __future__ import annotations
@@ -14,11 +16,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import multiprocessing
 import os
+import resource
+import selectors
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from statistics import median, quantiles
 
 import redis
 from celery import Celery
@@ -42,6 +49,7 @@ def main() -> None:
     parser.add_argument("--browsers", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--chromium", action="store_true")
+    parser.add_argument("--half-open", type=int, default=0)
     options = parser.parse_args()
     with (
         embedded_server() as broker,
@@ -55,9 +63,16 @@ def main() -> None:
         for n in range(min(BACKLOGGED, options.limits)):
             park(app, f"limit{n:03}", f"many.task{n}", PARKED)
         show = browsers if options.chromium else listeners
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # as usual: the page's
         with served("benchmarks.apps.page", **env) as page:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             time.sleep(1)
             print(f"{options.limits} limits, {options.browsers} browsers; {options.seconds:g} s each")
+            if options.half_open:
+                with half_open(page, options.half_open), show(page, options.browsers):
+                    answers(page, options.seconds)
+                return
             measure("nobody looks", page, client, options.seconds)
             with show(page, options.browsers):
                 time.sleep(3)  # they have been told all of it
@@ -94,6 +109,47 @@ def measure(what: str, page: Served, client: redis.Redis, seconds: float, *, ins
         f"{what:20} {cpu:5.1f} % of a core, {sum(commands.values()) / took:5.1f} commands a second ({each or 'none'})"
         + (f"; within its scripts {within / took:.0f}" if inside else "")
     )
+
+
+@contextlib.contextmanager
+def half_open(page: Served, number: int) -> Iterator[None]:
+    """Connections of another process that never send the rest of a request."""
+
+    def attack() -> None:
+        there = selectors.DefaultSelector()
+        while True:
+            time.sleep(1.0)
+            while len(there.get_map()) < number:
+                connection = socket.create_connection(("127.0.0.1", page.port))
+                there.register(connection, selectors.EVENT_READ)
+                with contextlib.suppress(OSError):  # it is closed already
+                    connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+            for key, _ in there.select(0):  # closed
+                there.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+
+    attacker = multiprocessing.Process(target=attack, daemon=True)
+    attacker.start()
+    try:
+        yield
+    finally:
+        attacker.kill()
+        attacker.join()
+
+
+def answers(page: Served, seconds: float) -> None:
+    """How long the page takes to answer, ten times a second."""
+    took, before, ends = list[float](), processes.cpu_seconds(page.process.pid), time.monotonic() + seconds
+    while (began := time.monotonic()) < ends:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)) as connection:
+            connection.request("GET", "/")
+            assert connection.getresponse().read()
+        took.append(time.monotonic() - began)
+        time.sleep(0.1)
+    cpu = 100 * (processes.cpu_seconds(page.process.pid) - before) / seconds
+    p50, p99, longest = (1000 * each for each in (median(took), quantiles(took, n=100)[-1], max(took)))
+    print(f"{len(took)} answers: p50 {p50:.0f} ms, p99 {p99:.0f} ms, longest {longest:.0f} ms; {cpu:.0f} % of a core")
+    print(f"{len(page.said) - 1} lines of log")
 
 
 @contextlib.contextmanager

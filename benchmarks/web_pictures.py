@@ -38,7 +38,7 @@ def main() -> None:
     with embedded_server() as server, redis.Redis.from_url(server.url) as client:
         app.conf.update(broker_url=server.url, ratelimit_url=server.url)
         _happen(client)
-        page_of = served("benchmarks.apps.page", "--allow-changes", BENCH_BROKER=server.url)
+        page_of = served("benchmarks.apps.page", "--allow-changes", "--no-token", BENCH_BROKER=server.url)
         with page_of as at, chromium() as browser, browser.page() as page:
             _take(page, f"{at.url}/", directory / "limits.png", 1180, 640)
             _take(page, f"{at.url}/limit?name=crm", directory / "limit.png", 1180, 1010, dark=True)

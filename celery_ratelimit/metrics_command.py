@@ -18,11 +18,13 @@ __all__ = ["metrics"]
 def metrics(context: Any, port: int, address: str, once: bool) -> None:
     """Serve the figures of the whole fleet for Prometheus, at /metrics. Needs celery-ratelimit[prometheus]."""
     from .app.loading import import_tasks
+    from .app.store_address import check_broker_url
     from .errors import ConfigurationError
 
     app = context.obj.app
     try:
         import_tasks(app)
+        check_broker_url(app)
         from . import prometheus
 
         if once:

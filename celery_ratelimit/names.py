@@ -6,8 +6,10 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["listed", "near", "plain"]
+__all__ = ["IMPORT_HINT", "listed", "near", "no_such_limit", "plain"]
 
+#: For a process that only sends: it may have imported none of the app's tasks.
+IMPORT_HINT = " Tasks are known once they are imported: app.loader.import_default_modules()"
 #: Most names that are listed.
 _MOST = 20
 
@@ -16,6 +18,12 @@ def near(name: str, known: Iterable[str]) -> str:
     """Similar names, as a question; ``""``: none."""
     close = difflib.get_close_matches(name, sorted(known), n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def no_such_limit(name: str, known: Iterable[str]) -> str:
+    """The error for an unknown name; lists near names, or all."""
+    hint = near(name, known) or f"{listed(known)}."
+    return f"No limit is called {name[:120]!r}. {hint[0].upper()}{hint[1:]} (force=True does it anyway)"
 
 
 def plain(text: Any) -> str:

@@ -54,9 +54,9 @@ def length(seconds: float | None) -> str:
     return " ".join(parts[:2])
 
 
-def number_of(tasks: int) -> str:
+def number_of(tasks: int, what: str = "task") -> str:
     """A number of tasks, as text."""
-    return f"{tasks} task{'' if tasks == 1 else 's'}"
+    return f"{tasks} {what}{'' if tasks == 1 else 's'}"
 
 
 def clock(at: float | None, now: float | None = None) -> str:

@@ -106,7 +106,7 @@ def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9
         ):
-            raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 or more")
+            raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 to 1e9")
     coalesce, key = _coalescing(task, throttle, where)
     return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow, coalesce, key)
 

@@ -160,7 +160,7 @@ def _read(app: Celery) -> Settings:
         raise ConfigurationError(f"ratelimit_fleet={fleet!r} must be a name of letters, digits, '.', '-' and '_'")
     orphans_after = value["ratelimit_orphans_after"]
     if isinstance(orphans_after, bool) or not isinstance(orphans_after, (int, float)) or not 0 <= orphans_after < 1e9:
-        raise ConfigurationError(f"ratelimit_orphans_after={orphans_after!r} must be a number of seconds, 0 or more")
+        raise ConfigurationError(f"ratelimit_orphans_after={orphans_after!r} must be a number of seconds, 0 to 1e9")
     observers = value["ratelimit_observers"]
     if isinstance(observers, str) or not isinstance(observers, (list, tuple)):
         raise ConfigurationError(

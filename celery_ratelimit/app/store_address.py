@@ -9,9 +9,9 @@ from celery import Celery
 
 from ..errors import ConfigurationError
 from ..store.url import SCHEMES, is_sentinel
-from ..store.url_text import read_option, without_password
+from ..store.url_text import ENCODE, read_option, without_password
 
-__all__ = ["store_address"]
+__all__ = ["check_broker_url", "store_address"]
 
 #: Options of Celery's that are the client's, too; the ones about Sentinels; and what only a host has, and no socket.
 _SHARED = (
@@ -58,6 +58,29 @@ def store_address(app: Celery, configured: Any, given: Any) -> tuple[str, dict[s
     )
 
 
+def check_broker_url(app: Celery) -> None:
+    """Raise ConfigurationError if kombu cannot read the broker's URL; the text has no part of the password."""
+    conf = app.conf
+    for address, connect in (
+        (conf.broker_write_url, app.connection_for_write),
+        (conf.broker_read_url, app.connection_for_read),
+    ):
+        try:  # nothing is connected
+            connection = connect()
+            connection.get_transport_cls()
+            for url in connection.alt:
+                connect(url)
+        except Exception as error:
+            shown = without_password(_joined(address))
+            why = "it has no such transport, or the library of it is missing"
+            why = ENCODE if isinstance(error, ValueError) else why
+            raise ConfigurationError(f"kombu cannot read the broker's URL {shown!r}: {why}") from None
+
+
+def _joined(address: Any) -> str:
+    return ";".join(map(str, address)) if isinstance(address, (list, tuple)) else str(address or "")
+
+
 def _is_store(url: str) -> bool:
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme in SCHEMES
@@ -71,7 +94,7 @@ def _of_celery(app: Celery) -> Iterator[tuple[str, dict[str, Any]]]:
     none: dict[str, Any] = {}
     places = ((conf.broker_url, conf.broker_use_ssl, none), (conf.result_backend, conf.redis_backend_use_ssl, backends))
     for (address, tls, more), transport in zip(places, transports, strict=True):
-        url = ";".join(map(str, address)) if isinstance(address, (list, tuple)) else str(address or "")
+        url = _joined(address)
         found, every = _of_sentinels(app, url), {**(transport or {}), **more}
         found.update((name, every[name]) for name in _SHARED if every.get(name) is not None)
         if isinstance(tls, Mapping):

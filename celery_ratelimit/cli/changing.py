@@ -9,7 +9,7 @@ import click
 
 from .group import app_of
 from .options import FORCE, JSON, NAME, Change, changes
-from .shown import Duration, plain, show_json, table_of, tell
+from .shown import Duration, number_of, plain, show_json, table_of, tell
 
 __all__ = ["change_commands"]
 
@@ -115,8 +115,8 @@ def reset(change: Change) -> None:
         show_json({"name": name, "key": key, "before": before, "after": after})
         return
     for when, standing in (("was", before), ("now", after)):
-        left = f"{standing.remaining} of {standing.size} left, {standing.waiting} with a slot"
-        click.echo(f"{_of(change)}: {when} {left}")
+        free = f"{standing.remaining} of {standing.size} permits free"
+        click.echo(f"{_of(change)}: {when} {free}, {number_of(standing.waiting)} about to start")
 
 
 @click.command()

@@ -27,6 +27,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     from ..app.observers import observers_of
     from ..app.settings import has_limits
     from ..app.state import check_url
+    from ..app.store_address import check_broker_url
     from ..app.survey import forgotten, limits_shown
     from ..worker.bootstep import GateStep
 
@@ -39,6 +40,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
         if is_limited:
             observers_of(app)
             check_url(app)
+            check_broker_url(app)
             limits_of_app(app)
     except ConfigurationError as error:
         raise click.ClickException(plain(error)) from None

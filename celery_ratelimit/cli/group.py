@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
-from ..names import plain
+from ..names import IMPORT_HINT, plain
 
 __all__ = ["Commands", "app_of"]
 
@@ -55,7 +55,7 @@ def _failed(why: Any) -> click.ClickException:
 
 
 def _in_commands(error: Any) -> str:
-    return plain(error).replace("force=True", "--force")
+    return plain(error).replace("force=True", "--force").replace(IMPORT_HINT, "")  # they are imported
 
 
 def _store(ctx: click.Context) -> str:
@@ -69,10 +69,12 @@ def app_of(ctx: click.Context) -> Any:
     """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
     from ..app.app_limits import limits_of_app
     from ..app.loading import import_tasks
+    from ..app.store_address import check_broker_url
 
     app = ctx.obj.app
     try:
         import_tasks(app)
+        check_broker_url(app)
         limits_of_app(app)
     except ConfigurationError as error:
         raise _failed(error) from None

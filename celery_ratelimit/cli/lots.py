@@ -12,6 +12,7 @@ from .shown import number_of, plain, show_json, table_of, tell
 
 __all__ = ["lot_commands"]
 
+_YES = click.option("--yes", is_flag=True, help="Do not ask.")
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 
 
@@ -57,22 +58,25 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
 @NAME
 @_IDS
 @KEY
+@_YES
 @FORCE
 @JSON
 @click.pass_context
-def release(ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool) -> None:
+def release(
+    ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
+) -> None:
     """Publish parked tasks of a limit, or the task of an ID, to the broker now. They still need permits.
 
-    NAME may be the id of a task: all lots are searched for it.
+    NAME may be the id of a task: all lots are searched for it. Asks first where neither ID nor --key is given.
     """
-    _take_out(ctx, "release", name, ids, key, force, as_json)
+    _take_out(ctx, "release", name, ids, key, yes, force, as_json)
 
 
 @click.command()
 @NAME
 @_IDS
 @KEY
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_YES
 @FORCE
 @JSON
 @click.pass_context
@@ -80,14 +84,18 @@ def purge(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
     """Delete parked tasks, as celery purge deletes messages in a queue. Asks first."""
-    if not yes:
-        what = number_of(len(ids)) if ids else f"all tasks that are parked for {plain(name)}"
-        click.confirm(f"Throw away {what}?", abort=True, err=True)
-    _take_out(ctx, "purge", name, ids, key, force, as_json)
+    _take_out(ctx, "purge", name, ids, key, yes, force, as_json)
 
 
 def _take_out(
-    ctx: click.Context, verb: str, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool
+    ctx: click.Context,
+    verb: str,
+    name: str,
+    ids: tuple[str, ...],
+    key: str | None,
+    yes: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     from ..operations.operator_actions import take_out
 
@@ -99,6 +107,12 @@ def _take_out(
             name, key, ids = found.limit, found.key, (name,)
         elif found is not None and found.found:
             raise click.ClickException(f"nothing to release: {plain(str(found).splitlines()[0])}")
+    if not yes and (verb == "purge" or not (ids or key)):
+        found = [lot.parked for lot in lots.lots(name, force=force) if key in (None, lot.key)] if not ids else []
+        keys = f" of {len(found)} keys" if len(found) > 1 else ""
+        what = number_of(len(ids)) if ids else f"all {number_of(sum(found), 'parked task')}{keys} of {plain(name)}"
+        if ids or found:
+            click.confirm(f"{'Release' if verb == 'release' else 'Throw away'} {what}?", abort=True, err=True)
     taken = take_out(app, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})

@@ -41,7 +41,7 @@ def force_option(help: str) -> Callable[[Any], Any]:
 FORCE = force_option("Also for an unknown name.")
 KEY = click.option("--key", help="Only this bucket of a limit that is kept by key, as in tenant:7.")
 
-_REASON = click.option("--reason", default="", help="Why: shown in status and history.")
+_REASON = click.option("--reason", default="", help="Why, in at most 200 characters: shown in status and history.")
 _BY = click.option("--by", help="The author: default is user@host.")
 
 

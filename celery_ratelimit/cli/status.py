@@ -99,7 +99,7 @@ def _lines(each: LimitStatus) -> list[str]:
     """One limit, whole."""
     from ..operations.wording import facts_of
 
-    return [f"{plain(each.name)}: {each.state}", *[f"  {what:<15} {said}" for what, said in facts_of(each)]]
+    return [f"{plain(each.name)}: {each.state}", *[f"  {what:<17} {said}" for what, said in facts_of(each)]]
 
 
 def _data(each: LimitStatus) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from secrets import token_urlsafe
 from time import time
 
 import click
@@ -21,11 +22,20 @@ __all__ = ["web"]
     default="",
     help="Required from every browser. (Other users of this machine see the arguments of a command.)",
 )
-@click.option("--allow-changes", is_flag=True, help="Limits can be changed on the page.")
+@click.option(
+    "--allow-changes", is_flag=True, help="Limits can be changed on the page. Makes a token if there is none."
+)
+@click.option("--no-token", is_flag=True, help="Make none: each account of this machine may change limits.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, help="A name under which it is reached, as by a proxy.")
 @click.pass_context
 def web(
-    ctx: click.Context, host: str, port: int, token: str, allow_changes: bool, allowed_hosts: tuple[str, ...]
+    ctx: click.Context,
+    host: str,
+    port: int,
+    token: str,
+    allow_changes: bool,
+    no_token: bool,
+    allowed_hosts: tuple[str, ...],
 ) -> None:
     """Serve a page that shows how the limits stand, live. Needs celery-ratelimit[web]."""
     from ..app.settings import settings_of
@@ -34,18 +44,24 @@ def web(
 
     app = app_of(ctx)
     try:
-        from ..web.options import Options
+        from ..web.options import Options, is_loopback
         from ..web.server import listening, serve
     except ImportError as error:
         raise click.ClickException(
             f"what the page needs is missing ({error}): pip install 'celery-ratelimit[web]'"
         ) from None
+    if token and no_token:
+        raise click.UsageError("--no-token, although there is a token (--token, CELERY_RATELIMIT_WEB_TOKEN)")
+    is_made = allow_changes and is_loopback(host) and not token and not no_token
+    token = token_urlsafe() if is_made else token
     store = f"the store at {without_password(settings_of(app).url)}"
     options = Options(host, token, allow_changes, frozenset(allowed_hosts), store)
     try:
         at = listening(host, port)
     except OSError as error:
         raise click.ClickException(f"cannot listen at {host}:{port}: {error}") from None
+    if is_made:
+        click.echo(f"Token: {token} (made for this run; --no-token makes none)")
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"http://{shown}:{at.getsockname()[1]}/" + ("" if allow_changes else " (nothing can be changed there)"))
     serve(app, options, at, lambda line: click.echo(f"{clock(time())} {line}"))

@@ -61,7 +61,7 @@ def check_actual(demands: Sequence[LimitRequest], actual: Sequence[int]) -> None
     for demand, cost in zip(demands, actual, strict=True):
         if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < MOST_SETTLED:
             raise ConfigurationError(
-                f"limit {demand.name!r}: an actual cost of {shown(cost)} is not a whole number, 0 or more"
+                f"limit {demand.name!r}: an actual cost of {shown(cost)} is not a whole number, 0 to {MOST_SETTLED - 1}"
             )
 
 

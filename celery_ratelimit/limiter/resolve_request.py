@@ -13,7 +13,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
-from ..names import listed, near
+from ..names import IMPORT_HINT, near, no_such_limit
 from ..store.keys import short
 from .argument_checks import check_filled
 from .limit_request import LimitRequest, Limits, costs_for, each_bucket_once, own_key, with_priority
@@ -188,13 +188,8 @@ class RequestResolver:
         return name, code
 
     def unknown(self, name: str) -> ConfigurationError:
-        names, tasks = {*self.quotas, *self.others()}, ""
-        if self.others is not dict:  # an app's; a process that only sends may have imported none of its tasks
-            tasks = ". Tasks are known once they are imported: app.loader.import_default_modules()"
-        return ConfigurationError(
-            f"nobody knows a limit {shown(name)} ({near(name, names) or listed(names)}): it is no quota here, and the "
-            f"store has nothing of that name{tasks}. If it is right all the same, pass force=True"
-        )
+        hint = "" if self.others is dict else IMPORT_HINT  # an app has limits of tasks
+        return ConfigurationError(no_such_limit(name, {*self.quotas, *self.others()}) + hint)
 
     def to_reset(
         self, limits: Limits, key: str | None, args: Mapping[str, Any] | None, *, force: bool

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SettingOperations", "check_shadow_to_store", "note_of", "read_config", "read_shadow", "weight_to_store"]
 
-#: Characters of a reason that are kept.
-LONGEST = 1000
+#: Characters of an author, and of a reason: tables show them.
+LONGEST = 200
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {
     *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
@@ -185,10 +185,10 @@ def _who() -> str:
 def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None) -> str:
     """The author and the reason of a change, as stored; with the limit, if one is stored."""
     for what, said in (("by", by), ("reason", reason)):
-        if said is not None and not isinstance(said, str):
-            raise ConfigurationError(f"{what}={shown(said)} must be a text")
+        if said is not None and (not isinstance(said, str) or len(said) > LONGEST):
+            raise ConfigurationError(f"{what}={shown(said)} must be a text of at most {LONGEST} characters")
     note: dict[str, Any] = {} if limit is None else {"limit": limit}
-    return json.dumps({**note, "by": by or _who(), **({"reason": reason[:LONGEST]} if reason else {})})
+    return json.dumps({**note, "by": by or _who(), **({"reason": reason} if reason else {})})
 
 
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:

@@ -80,9 +80,9 @@ class Concurrency(AnyLimit):
     def __post_init__(self) -> None:
         who = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 1 <= self.limit < 10**9:
-            raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
+            raise ConfigurationError(f"{who}: the limit must be a whole number, 1 to 999999999")
         if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
-            raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
+            raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 to 1e9")
         self._check_cost(who)
         check_missing_key(who, self.missing_key, self.key)
         check_shadow(who, self.shadow)

@@ -224,7 +224,7 @@ class Limit(AnyLimit):
                 "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
             )
         if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
-            raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
+            raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 to 1e9")
         if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.priority_reserve is not None)) > 1:
             raise ConfigurationError(f"{who}: refill='interval', debt, warmup and priority_reserve exclude one another")
 

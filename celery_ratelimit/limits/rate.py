@@ -113,7 +113,7 @@ def _parse_rate(text: str, headroom: Fraction) -> Rate:
     per_us = count / period * (1 - headroom)
     if per_us == 0:
         raise ConfigurationError(
-            f"the rate {shown(text)} would never let anything through: {_RATE_HELP}, or do not start these workers"
+            f"the rate {shown(text)} would never let anything through. To stop everything, pause the limit"
         )
     if per_us > 1:
         raise ConfigurationError(f"the rate {shown(text)} is above one permit a microsecond, the finest step kept")

@@ -19,8 +19,8 @@ from ..backlog.backlog import backlog_of
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
-from ..errors import ConfigurationError, RateLimitError
-from ..names import listed, near
+from ..errors import ConfigurationError, RateLimitError, shown
+from ..names import no_such_limit
 from .limit_status import ParkingLot, lots_of, standings_of
 from .task_lookup import PATIENCE, Explanation, explain
 
@@ -151,7 +151,12 @@ class ParkingLots:
 
         *Warning*: a message in a queue of the broker cannot be found, nor can one in a worker that does not answer. The
         forecast is for one limit at a rate that does not change, and workers that keep up.
+
+        Raises:
+            ConfigurationError: this cannot be an id.
         """
+        if not id or any("\ud800" <= each <= "\udfff" for each in id):
+            raise ConfigurationError(f"{shown(id)} cannot be a task's id")
         return explain(self._app, self._backlog, id)
 
     def drain(self, *, force: bool = False) -> int:
@@ -206,11 +211,7 @@ class ParkingLots:
         known = {*self.limits, *self._backlog.register.seen().limits, *self._backlog.contents.counts(unknown)}
         for name in unknown:
             if name not in known:
-                hint = near(name, known) or f"{listed(known)}."
-                raise ConfigurationError(
-                    f"no task, queue or worker has a limit {name!r}, and no task is parked for one: {hint} "
-                    "(force=True asks the store all the same)"
-                )
+                raise ConfigurationError(no_such_limit(name, known))
 
     def _taken_out(
         self, name: str, key: str | None, ids: Sequence[str] | None, *, purge: bool

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from statistics import fmean
+from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..store.url_text import without_password
 from ..store_calls.tuning import THREADS
+from ..words import number_of
 from .limit_status import overview, standings_of
 from .task_lookup import PATIENCE
 
@@ -40,6 +42,8 @@ Replies = Mapping[str, Mapping[str, Any]]
 #: The store's connections of a worker beside one for each process: its gate, its leases, its notifications, and the
 #: threads for a distant store; and Celery's own, where the store is the broker, too. Counted on Celery 5.7.
 _OF_GATE, _OF_BROKER = 3 + THREADS, 10
+#: Workers that are named.
+NAMED = 5
 #: The share of the store's connections that may be in use.
 _MAX_SHARE = 0.9
 
@@ -142,7 +146,9 @@ def check_workers(app: Celery) -> Iterator[str]:
         before, is_lost = [], True
     try:
         alive, replies = query_workers(app, "ping", PATIENCE), query_workers(app, "ratelimits", PATIENCE)
+        began = perf_counter()
         after = standings_of(app, first) if before else []
+        took = 1000 * (perf_counter() - began)
     except BrokerDidNotAnswer as error:
         yield f"the broker does not answer, so no worker was asked: {error}"
         return
@@ -184,6 +190,11 @@ def check_workers(app: Celery) -> Iterator[str]:
             )
     yield from _check_processes(app, with_package)
     yield from _check_connections(app, with_package)
+    names = f"{', '.join(sorted(alive)[:NAMED])}{', …' if len(alive) > NAMED else ''}"
+    yield InformationalFinding(
+        f"{number_of(len(alive), 'worker')} answered ({names}); the store at {without_password(settings_of(app).url)} "
+        f"answered in {took:.1f} ms"
+    )
 
 
 def _check_processes(app: Celery, replies: Replies) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -86,7 +87,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         _used(each),
         left,
         "-" if each.by_key else str(standing.waiting),
-        str(each.parked) + ("" if each.attended else " (no worker)"),
+        str(each.parked) + ("" if each.attended else ", no worker runs this limit"),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
         length(each.drains_in) if each.drains_in != 0 else "-",
@@ -113,6 +114,7 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
     standing, config = each.standing, each.standing.config
     row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
+    full = f", all in {length(standing.reset_after)}" if standing.reset_after and not each.by_key else ""
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     if config.code is not None and config.code.max_parked is not None:
         lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
@@ -120,8 +122,8 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("stored", row["STORED"]),
         ("used", f"{row['USED']}{_share(each)}"),
-        ("left of it", row["LEFT"] + ("" if each.by_key else f", full in {length(standing.reset_after)}")),
-        ("have a slot", row["WAITING"]),
+        ("permits free now", row["LEFT"] + full),
+        ("about to start", row["WAITING"]),
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
         ("drains in", row["DRAINS IN"]),
@@ -175,10 +177,10 @@ def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> str | AnyLimit:
     """A new limit for ``name``: a concurrency limit for a number; else a rate, with the other options of the code."""
-    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
-    if isinstance(code, Concurrency) and not (is_number and int(rate)):
+    code, is_number = limiter.config(name, force=True).code, re.fullmatch("[0-9]{1,99}", rate)
+    if isinstance(code, Concurrency) and not (is_number and 1 <= int(rate) < 10**9):
         raise ConfigurationError(
-            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
+            f"{name} is {unnamed(code)} in the code: write how many places, a whole number, 1 to 999999999"
         )
     if isinstance(code, Limit) and is_number:
         raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")

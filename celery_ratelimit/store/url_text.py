@@ -16,7 +16,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from ..errors import ConfigurationError
 from ..names import near
 
-__all__ = ["check_address", "check_options", "check_text", "not_a_url", "read_option", "without_password"]
+__all__ = ["ENCODE", "check_address", "check_options", "check_text", "not_a_url", "read_option", "without_password"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,20}")
 _HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
@@ -24,7 +24,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 #: A path that is the number of a database, and nothing else.
 _DATABASE = re.compile(r"/\d{1,2}(?=\?|$)")
 
-_ENCODE = "in user and password, write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40, ':' as %3A and ';' as %3B"
+ENCODE = "in user and password, write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40, ':' as %3A and ';' as %3B"
 
 
 def without_password(url: Any) -> str:
@@ -84,15 +84,15 @@ def check_address(url: str, address: str, *, unix: bool = False) -> None:
     path, _, query = tail.partition("?")
     hosts = authority.rpartition("@")[2]
     if "#" in address:
-        raise not_a_url(url, f"there is a '#' in it: {_ENCODE}")
+        raise not_a_url(url, f"there is a '#' in it: {ENCODE}")
     if not unix and ("@" in path or ("@" in query and not re.fullmatch(r"/\d*", path))):
-        raise not_a_url(url, f"there is an '@' behind its first '/' or '?': {_ENCODE}")
+        raise not_a_url(url, f"there is an '@' behind its first '/' or '?': {ENCODE}")
     if unix and hosts:
-        raise not_a_url(url, f"it has to be unix:///path/of/the.socket; {_ENCODE}")
+        raise not_a_url(url, f"it has to be unix:///path/of/the.socket; {ENCODE}")
     for host in [] if unix else hosts.split(","):
         port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
         if (host and not (_HOST.fullmatch(host) or re.fullmatch(r":\d{1,5}", host))) or (port and int(port) > 65535):
-            raise not_a_url(url, f"its host or port cannot be one; {_ENCODE}")
+            raise not_a_url(url, f"its host or port cannot be one; {ENCODE}")
 
 
 def read_option(name: str, value: Any) -> Any:

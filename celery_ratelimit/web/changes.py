@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,9 +15,6 @@ from ..operations.wording import in_force_now, parse_limit
 from ..words import number_of, plain, seconds_of
 
 __all__ = ["VERBS", "change"]
-
-#: Characters of an author's name.
-_LONGEST = 80
 
 
 def change(app: Celery, name: str, fields: Mapping[str, str]) -> tuple[str, str]:
@@ -33,7 +31,7 @@ def change(app: Celery, name: str, fields: Mapping[str, str]) -> tuple[str, str]
         raise ConfigurationError(f"{shown(verb)} is nothing that can be done here: {', '.join(VERBS)}")
     if not reason:
         raise ConfigurationError("say why: the reason stands in the history of this limit")
-    by = f"{fields.get('by', '').strip()[:_LONGEST] or 'unnamed'}, on the page"
+    by = f"{fields.get('by', '').strip() or 'unnamed'}, on the page"
     said = VERBS[verb](app, name, fields, {"by": by, "reason": reason})
     return said, plain(f"{verb} {name} by {by} ({reason}): {said}".replace("\n", ", "))
 
@@ -55,9 +53,9 @@ def _by_verb(do: Callable[[Any, str, Mapping[str, str], dict[str, Any]], Any]) -
 
 def _set(limiter: Any, name: str, fields: Mapping[str, str], author: dict[str, Any]) -> Any:
     rate, burst = fields.get("rate", "").strip(), fields.get("burst", "").strip()
-    if burst and not (burst.isascii() and burst.isdecimal() and int(burst[:10]) >= 1):
+    if burst and not re.fullmatch("[0-9]{1,99}", burst):
         raise ConfigurationError(f"burst {shown(burst)} must be a whole number of at least 1")
-    meant = parse_limit(limiter, name, rate, int(burst[:10]) if burst else None)
+    meant = parse_limit(limiter, name, rate, int(burst) if burst else None)
     return limiter.set_rate(name, meant, for_=_for(fields), **author)
 
 

@@ -11,7 +11,7 @@ import jinja2
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
@@ -49,7 +49,7 @@ class Pages:
         self, looks: Looks, poller: Poller, options: Options, keys: Keys, tell: Callable[[str], object]
     ) -> None:
         self._looks, self._poller, self._options, self._keys, self._tell = looks, poller, options, keys, tell
-        self._explaining = asyncio.Semaphore(_EXPLAINING)
+        self._explaining, self._viewing = asyncio.Semaphore(_EXPLAINING), asyncio.Semaphore(MOST_VIEWERS)
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("celery_ratelimit.web"), autoescape=True, undefined=jinja2.StrictUndefined
         )
@@ -78,6 +78,7 @@ class Pages:
         errors: Mapping[Any, Any] = {
             HTTPException: _http_error,
             RateLimitError: self._trouble,
+            ClientDisconnect: _gone,
             Exception: _unforeseen,
         }
         return Starlette(routes=routes, exception_handlers=errors)
@@ -102,8 +103,8 @@ class Pages:
     async def task(self, request: Request) -> Response:
         """Why a task does not run. Workers may have to be asked, which have a second to answer."""
         id = _asked(request).get("id", "").strip()
-        if not id or len(id) > 1000:
-            raise HTTPException(400, "the id of a task, please")
+        if len(id) > 1000:
+            raise HTTPException(400, "no task has such a long id")
         if self._explaining.locked():
             raise HTTPException(503, "others are asking already: try again")
         async with self._explaining:
@@ -146,9 +147,9 @@ class Pages:
         name = await self._known(request, "limit") if "limit" in asked else ""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if self._poller.viewers >= MOST_VIEWERS:
+        if self._viewing.locked():
             raise HTTPException(503, f"{MOST_VIEWERS} pages are open already")
-        return Stream(self._poller.events(name))
+        return Stream(self._poller.events(name), self._viewing)
 
     async def parked(self, request: Request) -> Response:
         asked = _asked(request)
@@ -244,6 +245,10 @@ def _own(path: str) -> str:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nothing reads it: the body broke off
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

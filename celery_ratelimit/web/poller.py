@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import STORE_TROUBLES, RateLimitError
 from ..words import clock
+from .connections import MOST_CONNECTIONS
 
 __all__ = ["BUSY", "MOST_VIEWERS", "PAUSE", "Poller"]
 
@@ -20,7 +21,7 @@ logger = logging.getLogger("celery_ratelimit")
 #: no more than a twentieth of a core is used, however many limits there are. (A broker that lets it wait is no work.)
 PAUSE, BUSY = 2.5, 20.0
 #: Pages that may be open at once, and seconds after which each has to ask anew, with its identity.
-MOST_VIEWERS, LASTS = 200, 3600.0
+MOST_VIEWERS, LASTS = min(200, MOST_CONNECTIONS // 2), 3600.0
 #: Seconds after which something is said, so that it is noticed if a browser is gone.
 _SILENCE = 15.0
 #: Events that a browser may be behind, before it has to ask anew.
@@ -53,10 +54,6 @@ class Poller:
         self._is_new = asyncio.Event()
         self._trouble: str | None = None
         self._worked = 0.0
-
-    @property
-    def viewers(self) -> int:
-        return sum(len(subject.viewers) for subject in self._subjects.values())
 
     async def events(self, name: str) -> AsyncGenerator[bytes, None]:
         """What is to be shown of a subject, and each change of it."""

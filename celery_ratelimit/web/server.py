@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from celery import Celery
 from starlette.types import ASGIApp
 
+from .connections import MOST_CONNECTIONS, PATIENCE, Connection, OncePerMinute, close_stalled
 from .guard import Guard
 from .keys import Keys
 from .looks import Looks
@@ -19,7 +22,7 @@ from .options import Options
 from .pages import Pages
 from .poller import Poller
 
-__all__ = ["listening", "made", "serve"]
+__all__ = ["listening", "made", "serve", "server_of"]
 
 
 def made(app: Celery, options: Options, port: int, tell: Callable[[str], object]) -> tuple[ASGIApp, Poller]:
@@ -44,11 +47,19 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(app: Celery, options: Options, at: socket.socket, tell: Callable[[str], object] = print) -> None:
     """Serve until SIGINT or SIGTERM."""
-    asgi, poller = made(app, options, at.getsockname()[1], tell)
+    server = server_of(*made(app, options, at.getsockname()[1], tell))
+    for name in ("uvicorn.error", "asyncio", "celery_ratelimit"):
+        logging.getLogger(name).addFilter(OncePerMinute())
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[at])
+
+
+def server_of(asgi: ASGIApp, poller: Poller) -> uvicorn.Server:
     config = uvicorn.Config(
         asgi,
         loop="asyncio",
-        http="h11",
+        http=Connection,
+        backlog=MOST_CONNECTIONS // 16,  # are accepted at once: a request is read before a flood closes its connection
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -58,20 +69,27 @@ def serve(app: Celery, options: Options, at: socket.socket, tell: Callable[[str]
         proxy_headers=False,  # a name that a proxy is told is no proof of anything here
         timeout_graceful_shutdown=3,
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, poller).run(sockets=[at])
+    return _Server(config, poller)
 
 
 class _Server(uvicorn.Server):
-    """Ends all streams of events when it ends: it would wait for them."""
+    """Closes connections that stall; and ends all streams of events when it ends: it would wait for them."""
 
     def __init__(self, config: uvicorn.Config, poller: Poller) -> None:
         super().__init__(config)
         self._poller = poller
+        self._stalled = set[Any]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        for each in sockets or ():  # the system keeps more: as many as it may
+            each.listen(4096)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % (10 * PATIENCE) == 0:
+            self._stalled = close_stalled(self.server_state.connections, self._stalled)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

@@ -16,12 +16,17 @@ class Stream:
 
     Args:
         events: what is sent, in its wire form.
+        places: one of which it holds.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        self._events = events
+    def __init__(self, events: AsyncGenerator[bytes, None], places: asyncio.Semaphore) -> None:
+        self._events, self._places = events, places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._places:
+            await self._send_until_it_goes(receive, send)
+
+    async def _send_until_it_goes(self, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         sending = asyncio.ensure_future(self._send_all(send))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,8 @@ def test_a_fleet_that_is_well(server: EmbeddedServer, store: redis.Redis, tmp_pa
     with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
         fleet.start()
         until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
+        said = until_said(fleet, "1 worker answered (w0@test); the store at ", "notes")
+        assert re.fullmatch(r".* at redis://127\.0\.0\.1:\d+/0 answered in \d+\.\d ms", said), said
 
 
 @pytest.mark.slow

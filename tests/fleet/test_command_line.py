@@ -96,7 +96,7 @@ def test_celery_s_remote_control_changes_limits(server: EmbeddedServer, store: r
         assert limiter.config(NAME).paused > 500
         assert {"ok": f"{NAME} goes on"} in command("ratelimit_resume", name=NAME)
         assert all("ok" in each for each in command("ratelimit_set", name=NAME, rate="5/s"))
-        assert all("did you mean" in each["error"] for each in command("ratelimit_pause", name=NAME + "y", seconds=5))
+        assert all("Did you mean" in each["error"] for each in command("ratelimit_pause", name=NAME + "y", seconds=5))
         history = limiter.history(NAME)
         assert history[0].verb == "pause"
         assert {each.verb for each in history} == {"pause", "resume", "set"}

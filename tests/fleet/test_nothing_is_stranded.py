@@ -208,7 +208,7 @@ def test_what_workers_left_that_were_killed_is_drained_too(
 def test_a_name_that_nobody_knows(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, act: str) -> None:
     with Fleet(server, tmp_path, ratelimit_quotas={"stripe": "1/h"}, ratelimit_queues={"emails": "stripe"}) as fleet:
         lots = ParkingLots(fleet.sender)
-        with pytest.raises(ConfigurationError, match=r"limit 'strpe'.*did you mean 'stripe'\?.*force=True"):
+        with pytest.raises(ConfigurationError, match=r"called 'strpe'.*Did you mean 'stripe'\?.*force=True"):
             getattr(lots, act)("strpe")
         assert not getattr(lots, act)("strpe", force=True)
         assert not getattr(lots, act)("stripe")

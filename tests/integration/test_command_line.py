@@ -111,7 +111,7 @@ def test_what_is_used_lately_is_beside_what_is_allowed(run: Run, app: Celery, st
     assert [each["gpu"]["used"], each["gpu"]["share"]] == [1, 0.25]
     assert [each["tenant"]["used"], each["tenant"]["share"]] == [pytest.approx(40, abs=0.02), None]
     assert [each["slow"]["used"], each["slow"]["share"]] == [0, 0]
-    assert "  used            40 of 50/s: 80% lately" in run("status", "stripe").output
+    assert "  used              40 of 50/s: 80% lately" in run("status", "stripe").output
 
 
 def test_where_nothing_is_counted_it_is_not_known_what_is_used(run: Run, server: EmbeddedServer) -> None:
@@ -132,7 +132,7 @@ def test_a_broker_that_does_not_answer_is_a_question_mark(run: Run, app: Celery)
     found = run("status", "stripe", "--json")
     assert found.exit_code == 0, found.output
     assert json.loads(found.output)[0]["queued"] is None
-    assert "  in queues       ? (celery)" in run("status", "stripe").output
+    assert "  in queues         ? (celery)" in run("status", "stripe").output
 
 
 def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> None:
@@ -158,10 +158,19 @@ def test_status_shows_the_bound_of_parked_tasks(run: Run, app: Celery) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["status", "strpe"], 2, "nobody knows a limit 'strpe' (did you mean 'stripe'?)"),
-        (["pause", "strpe"], 2, "did you mean 'stripe'?"),
-        (["history", "strpe"], 2, "pass --force"),
-        (["parked", "strpe"], 2, "did you mean 'stripe'?"),
+        (
+            ["status", "strpe"],
+            2,
+            "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n",
+        ),
+        (["pause", "strpe"], 2, "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n"),
+        (["history", "strpe"], 2, "Did you mean 'stripe'? (--force does it anyway)\n"),
+        (
+            ["parked", "strpe"],
+            2,
+            "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n",
+        ),
+        (["parked", "x"], 2, "No limit is called 'x'. There are 'e\\nmails', 'gpu', 'stripe', 'tenant'. (--force"),
         (["set", "stripe", "20"], 2, "write 20/s, or 20/m"),
         (["set", "stripe", "20/x"], 2, "cannot read the rate '20/x'"),
         (["set", "stripe"], 2, "set what? A RATE, --shadow or --no-shadow"),
@@ -268,7 +277,7 @@ def test_a_reset(run: Run, app: Celery) -> None:
     limiter_of(app).pause("stripe", 60)
     found = run("reset", "stripe")
     assert found.exit_code == 0, found.output
-    assert found.output.splitlines()[1] == "stripe: now 5 of 5 left, 0 with a slot"
+    assert found.output.splitlines()[1] == "stripe: now 5 of 5 permits free, 0 tasks about to start"
 
 
 def test_a_history_that_is_shown_breaks_no_line(run: Run, app: Celery) -> None:
@@ -309,7 +318,7 @@ def test_a_task_is_released_by_its_id(run: Run, app: Celery, store: redis.Redis)
     ids = park(app, "stripe", 3)
     assert run("release", ids[1]).output == "1 task sent to the broker\n"
     assert store.llen("celery.throttled") == 1
-    assert run("release", "stripe").output == "2 tasks sent to the broker\n"
+    assert run("release", "stripe", "--yes").output == "2 tasks sent to the broker\n"
 
 
 def test_the_lots_of_a_limit_are_released_by_one_connection(
@@ -324,7 +333,7 @@ def test_the_lots_of_a_limit_are_released_by_one_connection(
     store.config_resetstat()
     assert run("release", "tenant", "tenant-tenant:3-0", "tenant-tenant:4-1").output == "2 tasks sent to the broker\n"
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 5, "one finds them, and each lot costs two"
-    assert run("release", "tenant").output == "38 tasks sent to the broker\n"
+    assert run("release", "tenant", "--yes").output == "38 tasks sent to the broker\n"
     assert len(connections) < 10
 
 
@@ -333,12 +342,26 @@ def test_purge_asks_first(run: Run, app: Celery) -> None:
     for answer in ("n\n", ""):  # an empty one is Ctrl-C's, or Ctrl-D's
         found = run("purge", "stripe", input=answer)
         assert found.exit_code == 1
-        assert "Throw away all tasks that are parked for stripe?" in found.output
+        assert "Throw away all 3 parked tasks of stripe?" in found.output
+    assert "Throw away 2 tasks?" in run("purge", "stripe", "stripe--0", "stripe--1", input="n\n").output
     assert json.loads(run("parked", "stripe", "--json").output)["parked"] == 3
     assert (
         run("purge", "stripe", "--yes", "--json").output == json.dumps({"name": "stripe", "tasks": 3}, indent=2) + "\n"
     )
     assert run("purge", "stripe", input="y\n").output.endswith("0 tasks thrown away\n")
+
+
+def test_release_of_all_asks_first(run: Run, app: Celery) -> None:
+    for n in range(5):
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
+    found = run("release", "tenant", input="n\n")
+    assert (found.exit_code, "Release all 10 parked tasks of 5 keys of tenant?" in found.output) == (1, True)
+    assert run("release", "tenant", "--key", "tenant:4").output == "2 tasks sent to the broker\n"
+    assert run("release", "tenant", "--key", "tenant:4").output == "0 tasks sent to the broker\n"
+    assert run("release", "tenant", "tenant-tenant:3-0").output == "1 task sent to the broker\n", "an id says which"
+    assert "Throw away all 1 parked task of tenant?" in run("purge", "tenant", "--key", "tenant:3", input="n\n").output
+    assert run("release", "tenant", input="y\n").output.endswith("7 tasks sent to the broker\n")
+    assert run("release", "tenant").output == "0 tasks sent to the broker\n", "there is nothing to ask"
 
 
 def test_drain(run: Run, app: Celery, store: redis.Redis) -> None:
@@ -463,11 +486,11 @@ def test_a_message_that_cannot_be_read_hides_no_other(
     assert json.loads(run("explain", "stripe--1", "--json").output)["where"] == "unknown"
     assert run("release", "stripe", "stripe--0", "stripe--2").output == "2 tasks sent to the broker\n"
     if stored and stored.startswith("1 1 1"):
-        assert run("release", "stripe").output == "0 tasks sent to the broker\n"
+        assert run("release", "stripe", "--yes").output == "0 tasks sent to the broker\n"
         assert run("purge", "stripe", "--yes").exit_code == 0
 
 
-@pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
+@pytest.mark.parametrize("id", ["\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
 def test_explain_an_id_that_nobody_has(run: Run, app: Celery, id: str) -> None:
     park(app, "stripe", 3)
     found = run("explain", "--json", "--", id)

@@ -55,7 +55,7 @@ def no_broker(server: EmbeddedServer, store: redis.Redis) -> Celery:
     return app
 
 
-@pytest.mark.parametrize("arguments", [["release", "stripe"], ["release", "stripe", "stripe--1"], ["drain"]])
+@pytest.mark.parametrize("arguments", [["release", "stripe", "--yes"], ["release", "stripe", "stripe--1"], ["drain"]])
 def test_a_broker_that_is_down_is_one_line_and_nothing_is_lost(
     run: Run,
     no_broker: Celery,
@@ -81,7 +81,7 @@ def test_a_task_that_workers_could_not_be_asked_for_is_not_said_to_be_nowhere(ru
     [
         (["explain", "nobody"], "the broker does not answer, so no worker was asked"),
         (["check", "--fleet"], "the broker does not answer, so no worker was asked"),
-        (["status", "stripe"], "  in queues       ? (celery)"),
+        (["status", "stripe"], "  in queues         ? (celery)"),
     ],
 )
 def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
@@ -98,7 +98,7 @@ def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["release", "stripe"], "Error: the broker refuses what it was told: "),
+        (["release", "stripe", "--yes"], "Error: the broker refuses what it was told: "),
         (["drain"], "Error: the broker refuses what it was told: "),
         (["explain", "nobody"], "so no worker was asked"),
         (["check", "--fleet"], "so no worker was asked"),
@@ -116,6 +116,39 @@ def test_a_broker_that_is_full_is_a_line(
         assert found.exit_code == 1
         assert says in found.output, found.output
     assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:in_flight@one")) == 5
+
+
+#: As an operator writes it, and as it is shown.
+BROKERS = {
+    "redis://:se/cret@localhost:6379/0": "'redis://…': in user and password, write '/' as %2F",
+    "redis://:se#cret@localhost:6379/0": "'redis://…': in user and password, write '/' as %2F",
+    "amqp://me:se?cret@localhost//": "'amqp://…': in user and password, write '/' as %2F",
+    "redis://:secret@[::1/0": "'redis://…': in user and password, write '/' as %2F",
+    "sentinel://:secret@a:1;sentinel://:se/cret@b:2": "'sentinel://…': in user and password, write '/' as %2F",
+    "reddis://:secret@h:1/0": "'reddis://**@h:1/0': it has no such transport, or the library of it is missing",
+}
+
+
+@pytest.mark.parametrize("url", BROKERS)
+@pytest.mark.parametrize("arguments", ["status", "check", "metrics --once", "explain x", "web --port 0", "watch"])
+def test_a_brokers_url_that_kombu_cannot_read_is_one_line_without_its_password(
+    run: Run, app: Celery, arguments: str, url: str
+) -> None:
+    app.conf.broker_url = url
+    found = run(*arguments.split())
+    assert (found.exit_code, found.output.startswith("Error: kombu cannot read the broker's URL ")) == (1, True), found
+    assert BROKERS[url] in found.output
+    assert len(lines(found.output)) == 1
+    assert "se/" not in found.output
+    assert "cret" not in found.output
+
+
+@pytest.mark.parametrize("arguments", [["explain", ""], ["explain", "\udced"], ["release", "\udced"], ["release", ""]])
+def test_what_cannot_be_an_id_is_one_line(run: Run, server: EmbeddedServer, arguments: list[str]) -> None:
+    app = make_app(server.url)
+    app.backend_cls = server.url  # which complains of such ids as its results are collected
+    found = run(*arguments, of=app)
+    assert (found.exit_code, len(lines(found.output))) == (2, 1), found.output
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -217,7 +250,12 @@ def test_a_limit_is_a_line_whatever_its_name(run: Run, app: Celery) -> None:
     ("arguments", "says"),
     [
         (["stripe", "20"], "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
-        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number of at least 1"),
+        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["gpu", "99999999999"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["gpu", "9" * 5000], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["stripe", "9" * 5000], "cannot read the rate '9999"),
+        (["stripe", "0/s"], "the rate '0/s' would never let anything through. To stop everything, pause the limit"),
+        (["stripe", "1/s", "--reason", "x" * 201], "(201 characters) must be a text of at most 200 characters"),
         (["gpu", "--", "-1"], "gpu is 4 at once in the code: write how many places"),
         (["gpu", "5", "--burst", "3"], "burst=3 is for a rate, and 5 is a number of places"),
         (["gpu", "0"], "gpu is 4 at once in the code: write how many places"),

@@ -102,7 +102,7 @@ def test_the_history_of_a_limit_that_is_gone_is_there(changing: Limiter, store: 
 
 
 def test_nothing_is_kept_of_a_limit_that_nobody_knows(changing: Limiter) -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'stripe'"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'stripe'"):
         changing.history("strpe")
     assert changing.history("strpe", force=True) == []
 
@@ -114,7 +114,7 @@ def test_odd_names(frozen: Limiter, name: str) -> None:
     assert (change.name, change.by, change.reason, change.after.shown) == (name, "a\nb", "\0", "5/s")
 
 
-@pytest.mark.parametrize("wrong", [{"by": 5}, {"reason": b"x"}])
+@pytest.mark.parametrize("wrong", [{"by": 5}, {"reason": b"x"}, {"by": "x" * 201}, {"reason": "x" * 201}])
 def test_who_and_why_are_texts(changing: Limiter, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must be a text"):
         changing.pause("stripe", 5, **wrong)

@@ -220,7 +220,7 @@ def test_the_command_line_switches_it_and_shows_it(app: Celery) -> None:
     alone = run(app, "status", "tried")
     assert alone.startswith("tried: shadow\n")
     assert (
-        "  in shadow       as in the code: would have delayed 2 of 3 tasks, by 7200.0 s at most; used 300 % of 1/h at"
+        "  in shadow         as in the code: would have delayed 2 of 3 tasks, by 7200.0 s at most; used 300 % of 1/h at"
         in alone
     )
     data = {each["name"]: each for each in json.loads(run(app, "status", "--json"))}
@@ -244,7 +244,7 @@ def test_the_command_line_switches_it_and_shows_it(app: Celery) -> None:
         (("set", "stripe"), "set what?"),
         (("set", "stripe", "--shadow", "--burst", "5"), "about a RATE"),
         (("set", "gpu", "--shadow"), "shadow is for rates"),
-        (("set", "strpe", "--shadow"), "did you mean 'stripe'"),
+        (("set", "strpe", "--shadow"), "Did you mean 'stripe'"),
         (("unset", "stripe", "--shadow", "--key", "a"), "whole limit"),
     ],
 )

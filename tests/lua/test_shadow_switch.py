@@ -194,7 +194,7 @@ def test_it_is_true_false_or_none(frozen: Limiter, wrong: Any) -> None:
 def test_places_cannot_be(frozen: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="shadow is for rates"):
         frozen.set_shadow(Concurrency(3, name="gpu"), True)
-    with pytest.raises(ConfigurationError, match="nobody knows"):
+    with pytest.raises(ConfigurationError, match="No limit is called"):
         frozen.set_shadow("unknown", True)
 
 

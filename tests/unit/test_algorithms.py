@@ -154,6 +154,7 @@ def test_a_sliding_window_that_cannot_be_reckoned_exactly() -> None:
     ("limit", "options", "says"),
     [
         (0, {}, r"Concurrency\(0\): the limit must be a whole number"),
+        (99999999999, {}, r"Concurrency\(99999999999\): the limit must be a whole number, 1 to 999999999"),
         (1.5, {}, r"Concurrency\(1.5\): the limit must be a whole number"),
         (True, {}, r"the limit must be a whole number"),
         (5, {"lease": 0}, r"lease=0 must be a number of seconds"),

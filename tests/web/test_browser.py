@@ -130,6 +130,12 @@ def test_a_change_with_a_reason(page: Page, with_token: Server, app: Celery) -> 
     page.evaluate("document.getElementById('reason').value = 'why'")
     page.evaluate("document.querySelector('#change button').click()")
     page.until("document.querySelector('#done.wrong')?.textContent.includes(\"'fast'\")")
+    park(app, "stripe", 3)
+    page.until("document.querySelector('#again.new')")
+    page.evaluate("window.confirm = (text) => { window.asked = text; return false; }")
+    page.evaluate("document.getElementById('verb').value = 'release'")
+    page.evaluate("document.querySelector('#change button').click()")
+    page.until("window.asked === 'Release all 3 parked tasks?'")
     page.evaluate("document.querySelector('#logout button').click()")
     page.until("location.pathname === '/login'")
     page.go_to(f"{with_token.url}/login")
@@ -177,7 +183,7 @@ def test_light_and_dark(page: Page, read_only: Server, dark: bool) -> None:
 def test_nothing_is_wider_than_the_screen(page: Page, with_token: Server, app: Celery, width: int) -> None:
     limiter = Limiter.from_app(app)
     rate, who = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"
-    limiter.set_rate("stripe", rate, by=who, reason="w" * 300)
+    limiter.set_rate("stripe", rate, by=who, reason="w" * 200)
     limiter.pause("stripe", 86_400.0)
     park(app, "stripe", 30, task="a.module.of.some.package.with_a_long_name.and_a_function" * 2)
     page.look(width, 800)

@@ -47,7 +47,7 @@ def test_a_row_says_what_status_says(server: EmbeddedServer, store: redis.Redis)
     assert (stripe["limit"], stripe["code"], stripe["parked"], stripe["word"]) == (
         "stripe",
         "100/s, burst 5",
-        "40 (no worker)",
+        "40, no worker runs this limit",
         "backlogged",
     )
     assert stripe["stored"].startswith("60/m, burst 5 by ann ")
@@ -123,7 +123,10 @@ def test_a_store_that_is_lost_is_said_and_seen_when_it_is_back(server: EmbeddedS
 
 
 def test_a_broker_that_is_lost_keeps_nobody_waiting(server: EmbeddedServer) -> None:
-    with embedded_server() as broker, page_of(broker.url, "--allow-changes", TEST_STORE=server.url) as page:
+    with (
+        embedded_server() as broker,
+        page_of(broker.url, "--allow-changes", "--no-token", TEST_STORE=server.url) as page,
+    ):
         with page.listening("/events") as events:
             assert next(events)["parts"]["limit stripe"]["queued"] == "0"
             broker.kill()
@@ -157,7 +160,9 @@ def test_without_prometheus_there_are_no_metrics(server: EmbeddedServer, tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--host", "0.0.0.0"], "give a token"),
+        (["--host", "0.0.0.0"], "^Error: .*give a token.*\n$"),
+        (["--host", "0.0.0.0", "--allow-changes", "--no-token"], "give a token"),
+        (["--token", TOKEN, "--no-token"], "--no-token, although there is a token"),
         (["--host", "0.0.0.0", "--token", "short"], "at least 16 characters"),
         (["--host", "203.0.113.9", "--token", TOKEN], "cannot listen at 203.0.113.9:0"),
         (["--allowed-host", "http://x"], "no name of a host"),
@@ -201,6 +206,17 @@ def test_what_real_workers_do_is_seen(read_only: Server, server: EmbeddedServer,
             sum(int(number.replace(",", "")) for what, number in parts["results"] if what in ("acquired", "waited"))
             > 500
         )
+
+
+def test_who_may_change_limits_has_a_token_unless_none_is_wanted(server: EmbeddedServer) -> None:
+    with page_of(server.url, "--allow-changes") as page:
+        token = page.said[0].split()[1]
+        assert page.get("/").status == 303, "no account of this machine without it"
+        assert page.get("/", Cookie=page.log_in(token)).status == 200
+    with page_of(server.url, "--allow-changes", "--no-token") as page:
+        assert page.get("/").status == 200
+    with page_of(server.url) as page:
+        assert page.get("/").status == 200
 
 
 def test_elsewhere_it_starts_with_a_token(server: EmbeddedServer) -> None:

@@ -55,6 +55,15 @@ def test_it_shows_who_waits_who_uses_it_and_who_has_changed_it(app: Celery) -> N
     assert "weights" not in parts
 
 
+def test_labels_say_what_they_show(app: Celery, read_only: Server) -> None:
+    park(app, "stripe", 3)
+    facts = dict(Looks(app).at("stripe")["facts"])
+    assert (facts["permits free now"], facts["about to start"]) == ("5/5", "0")
+    text = read_only.get("/limit?name=stripe").text
+    assert "Outcomes" in text
+    assert "p95" in text
+
+
 def test_a_limit_in_shadow_says_what_it_would_have_done(app: Celery) -> None:
     Limiter.from_app(app).set_shadow("stripe", True, by="ann", reason="a trial")
     looks = Looks(app)
@@ -175,16 +184,27 @@ WRONG = [
     ({"verb": "set", "rate": "5"}, "write 5/s"),
     ({"verb": "set", "rate": "5/s", "burst": "-1"}, "burst '-1'"),
     ({"verb": "set", "rate": "5/s", "burst": "²"}, "burst"),
+    ({"verb": "set", "rate": "5/s", "burst": "10000000001"}, "burst=10000000001 at this rate would take 63 years"),
+    ({"verb": "set", "rate": "5/s", "burst": "9" * 5000}, "(5000 characters)"),
+    ({"verb": "set", "rate": "9" * 5000}, "(5000 characters)"),
     ({"verb": "set", "rate": "5/s", "for": "soon"}, "'soon'"),
     ({"verb": "pause", "for": "0"}, "more than no time"),
     ({"verb": "pause", "key": "tenant:7"}, "key"),
     ({"verb": "pause", "reason": "  "}, "say why"),
+    ({"verb": "pause", "reason": "x" * 201}, "(201 characters) must be a text of at most 200 characters"),
+    ({"verb": "pause", "by": "x" * 201}, "must be a text of at most 200 characters"),
     ({"verb": "purge"}, "nothing that can be done here"),
     ({"verb": "__class__"}, "nothing that can be done here"),
     ({}, "nothing that can be done here"),
     ({"verb": "weight", "share": "", "weight": "1"}, "weight of which share"),
     ({"verb": "weight", "share": "gold", "weight": "much"}, "'much'"),
 ]
+
+
+@pytest.mark.parametrize("id", ["", "%20", "%ed%a0%80", "x" * 1001])
+def test_what_cannot_be_an_id(read_only: Server, id: str) -> None:
+    assert read_only.get(f"/task?id={id}").status == 400
+    assert len(read_only.said) == 1
 
 
 @pytest.mark.parametrize(("fields", "why"), WRONG)

@@ -125,6 +125,9 @@ if (form) {
   choose();
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
+    const { verb, ids, key } = form.elements;
+    const isAll = verb.value === "release" && !ids.value && !key.value && shown.get("parked") > 0;
+    if (isAll && !confirm(`Release all ${shown.get("parked")} parked tasks?`)) return;
     const button = form.querySelector("button");
     button.disabled = true;
     const said = await post(root.dataset.address, Object.fromEntries(new FormData(form)));
