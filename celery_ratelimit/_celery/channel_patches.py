@@ -9,8 +9,11 @@ What is relied on, of py-amqp 5.4:
 * ``Connection.sock`` (amqp/connection.py): reading from one that was shut down is an ``OSError``, which Celery's loops
   take for what it is (celery/worker/loops.py), whatever has become of the error that was raised first.
 
-Of kombu 5.7:
+Of kombu and Celery 5.7:
 
+* ``Connection.drain_events`` (kombu/connection.py 388) opens another connection, without a channel, once a write has
+  failed (``Connection.connected``). The loop without events (celery/worker/loops.py 190) would read from it for ever:
+  ``Consumer.perform_pending_operations``, called before, only logs such an error. ``OSError`` is what it looks for.
 * ``Channel.close`` (kombu/transport/redis.py 1890) first reads what was asked for by BRPOP. Of two channels of a
   connection that is lost only the one that was told so has nothing to read; the other fails there, and would keep
   what it has.
@@ -38,7 +41,15 @@ import amqp
 from amqp import spec
 from amqp.exceptions import ConsumerCancelled, RecoverableConnectionError
 
-__all__ = ["MAX_PAUSE", "end_connection_with", "pause_while", "resume_polling", "reuse_client", "stop_polling"]
+__all__ = [
+    "MAX_PAUSE",
+    "end_connection_with",
+    "pause_while",
+    "raise_loss",
+    "resume_polling",
+    "reuse_client",
+    "stop_polling",
+]
 
 #: Seconds after which a message is received, however late the worker is.
 MAX_PAUSE = 0.15
@@ -76,6 +87,18 @@ def end_connection_with(channel: Any, on_closed: Callable[[str], None] = lambda 
             raise
 
     callbacks[spec.Channel.Close], callbacks[spec.Basic.Cancel] = closed, cancelled
+
+
+def raise_loss(consumer: Any) -> None:
+    """Let a loop without events notice a connection that was lost in a pending operation or in another greenlet."""
+    perform = consumer.perform_pending_operations
+
+    def perform_and_look() -> None:
+        perform()
+        if consumer.connection and not consumer.connection.connected:
+            raise ConnectionResetError("the connection to the broker is lost")
+
+    consumer.perform_pending_operations = perform_and_look
 
 
 def _close_completely(channel: Any) -> None:

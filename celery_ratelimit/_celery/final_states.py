@@ -10,11 +10,13 @@ What is relied on; line numbers are of Celery 5.7.0:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from queue import Queue
+from time import monotonic
 from typing import Any
 
 from celery.worker import state
@@ -29,10 +31,12 @@ __all__ = ["FinalStates"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: States that wait to be stored, each with its request of some 10 kB.
-MAX_WAITING = 5000
-#: Seconds until a task whose state is not stored leaves the prefetch, and until it ends; and that a stop takes at most.
-SLOW, DEADLINE, LAST_STATES = 0.1, 15.0, 5.0
+#: States that wait for a backend that does not answer, each with its request of some 10 kB.
+MAX_WAITING = 1000
+#: Seconds that one state takes: then other tasks leave the prefetch; or the backend counts as one that does not answer.
+SLOW, STALLED = 0.1, 1.0
+#: Seconds outside the prefetch until a task ends without its state; and that a stop takes at most.
+DEADLINE, LAST_STATES = 15.0, 5.0
 NOT_STORED = "Task %s[%s] ends, but its state is not in the result backend: %s"
 
 _announce_revoked = Request._announce_revoked
@@ -45,8 +49,10 @@ class FinalStates:
         self._timers, self._prefetch, self.on_revoked = timers, prefetch, on_revoked
         self._waiting: Queue[Any] = Queue()
         self._has_thread = False
-        # By request: its state is stored; what follows; how many messages were let in meanwhile.
-        self._ends: dict[Any, tuple[Future[object], tuple[Any, ...], int]] = {}
+        # By request: its state is stored; what follows; since when another message is let in, or 0.
+        self._ends: dict[Any, tuple[Future[object], tuple[Any, ...], float]] = {}
+        self._busy_since = math.inf  # with one state
+        self._stop_looking: Callable[[], None] | None = None
         Request._announce_revoked = _announce
 
     def end(self, request: Any, store: Callable[..., object], *steps: tuple[str, Callable[[], object]]) -> None:
@@ -56,9 +62,10 @@ class FinalStates:
                 return
             state.task_ready(request)
             context, stored = requests.context_of(request), Future[object]()
-            self._ends[request] = stored, steps, 0
-            self._timers.call_after(SLOW, partial(self._widen, request))
-            if self._waiting.qsize() >= MAX_WAITING:
+            self._ends[request] = stored, steps, 0.0
+            if self._stop_looking is None:
+                self._stop_looking = self._timers.call_after(SLOW, self._look)
+            if self._waiting.qsize() >= MAX_WAITING and self._takes(STALLED):
                 self._end(request, f"{MAX_WAITING} others are to be stored before it")
                 return
             self._waiting.put((request, partial(store, request=context, store_result=request.store_errors), stored))
@@ -78,20 +85,31 @@ class FinalStates:
                 elif stopping:
                     logger.error(NOT_STORED, request.name, request.id, "this worker stops, and its message goes back")
             self._ends.clear()
+            if self._stop_looking is not None:
+                self._stop_looking()
+                self._stop_looking = None
 
-    def _widen(self, request: Any) -> None:
-        """A state takes long: let another message in, and set the deadline."""
-        if request in self._ends:
-            self._ends[request] = *self._ends[request][:2], 1
-            self._prefetch.widen(1)
-            failure = f"it has not answered within {DEADLINE:g} s"
-            self._timers.call_after(DEADLINE - SLOW, partial(self._end, request, failure))
+    def _takes(self, seconds: float) -> bool:
+        """Whether the backend is busy with one state for so long."""
+        return monotonic() - self._busy_since >= seconds
+
+    def _look(self) -> None:
+        """While states wait: if one takes long, let other messages in. Give up what has waited for a dead backend."""
+        now = monotonic()
+        for request, (stored, steps, since) in list(self._ends.items()) if self._takes(SLOW) else ():
+            if not since and len(self._ends) <= MAX_WAITING:
+                self._ends[request] = stored, steps, now
+                self._prefetch.widen(1)
+            elif since and now - since >= DEADLINE and self._takes(STALLED) and not stored.done():
+                self._end(request, f"it has not answered within {DEADLINE:g} s")
+        self._stop_looking = self._timers.call_after(SLOW, self._look) if self._ends else None
 
     def _end(self, request: Any, failure: str = "") -> None:
         if request not in self._ends:
             return  # the deadline is over, or the connection is lost
-        stored, steps, widened = self._ends.pop(request)
-        self._prefetch.widen(-widened)
+        stored, steps, since = self._ends.pop(request)
+        if since:
+            self._prefetch.widen(-1)
         if failure:
             logger.error(NOT_STORED, request.name, request.id, failure)
         else:
@@ -107,10 +125,12 @@ class FinalStates:
     def _run(self) -> None:
         for request, store, stored in iter(self._waiting.get, None):
             if request in self._ends:
+                self._busy_since = monotonic()
                 try:
                     stored.set_result(store())
                 except BaseException as error:  # raised again where the task ends
                     stored.set_exception(error)
+                self._busy_since = math.inf
                 self._timers.call_soon(self._timers.guarded(partial(self._end, request)))
 
 

@@ -20,6 +20,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -33,6 +34,7 @@ from .autoscaling import Autoscaling
 from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
+from .channel_patches import raise_loss
 from .consumed_queues import ConsumedQueues
 from .final_states import FinalStates
 from .message_fields import stamp
@@ -59,6 +61,7 @@ class Worker:
         self.hostname: str = consumer.hostname
         self._consumer = consumer
         self._start = consumer.on_task_request
+        raise_loss(consumer)
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
@@ -125,7 +128,8 @@ class Worker:
 
     def flush_pending(self) -> None:
         """Run the operations that wait for a turn of the worker's loop: it ends without one."""
-        self._consumer.perform_pending_operations()
+        with contextlib.suppress(ConnectionResetError):  # of raise_loss
+            self._consumer.perform_pending_operations()
 
     def during_soft_shutdown(self, poll: Callable[[], None], interval: float) -> None:
         """Call ``poll`` in a thread, from time to time, while a soft shutdown waits; nothing starts from then on."""

@@ -7,7 +7,7 @@ parts are mistaken for each other: only parts that are recognized for certain ar
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -23,6 +23,15 @@ _HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 
 #: A path that is the number of a database, and nothing else.
 _DATABASE = re.compile(r"/\d{1,2}(?=\?|$)")
+
+#: What options that redis-py does not check must be; None is its own default.
+_VALUES = {
+    **dict.fromkeys(("socket_timeout", "socket_connect_timeout", "timeout"), "a number of seconds above 0"),
+    "health_check_interval": "a number of seconds",
+    "retry": "a redis.retry.Retry, as in Retry(NoBackoff(), 1)",
+    "retry_on_error": "a list of exceptions",
+    "socket_keepalive_options": "a mapping",
+}
 
 ENCODE = "in user and password, write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40, ':' as %3A and ';' as %3B"
 
@@ -112,8 +121,22 @@ def read_option(name: str, value: Any) -> Any:
         raise ConfigurationError(f"the store's option {name}={value!r} cannot be: {error}") from None
 
 
-def check_options(url: str, query: str, options: Collection[str], known: Collection[str], tls: Collection[str]) -> None:
-    """Check the names of options.
+def _may_be(value: Any, text: str) -> bool:
+    """Whether the value of an option is what a text of :data:`_VALUES` says."""
+    if text.startswith("a number"):
+        try:
+            return 0 <= float(value) < 1e9 and (float(value) > 0 or "above" not in text)
+        except (TypeError, ValueError):
+            return False
+    if text.startswith("a redis"):
+        return hasattr(value, "call_with_retry")
+    return isinstance(value, Mapping if text == "a mapping" else (list, tuple))
+
+
+def check_options(
+    url: str, query: str, options: Mapping[str, Any], known: Collection[str], tls: Collection[str]
+) -> None:
+    """Check the names of options, and values that would fail at each call.
 
     Args:
         url: the whole URL.
@@ -123,11 +146,15 @@ def check_options(url: str, query: str, options: Collection[str], known: Collect
         tls: options that need TLS.
 
     Raises:
-        ConfigurationError: an unknown option; suggests similar names.
+        ConfigurationError: an unknown option, with similar names; or what a value must be.
     """
-    written = list(parse_qs(query, keep_blank_values=True))
+    values = parse_qs(query, keep_blank_values=True)
+    written = list(values)
     for name in [*written, *options]:
         if name in known:
+            value = options[name] if name in options else values[name][0]
+            if value is not None and name in _VALUES and not _may_be(value, _VALUES[name]):
+                raise ConfigurationError(f"{without_password(url)!r}: {name} must be {_VALUES[name]}")
             continue
         if name in tls:
             raise ConfigurationError(

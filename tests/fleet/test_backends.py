@@ -120,6 +120,20 @@ def test_other_troubles(server: EmbeddedServer, store: redis.Redis, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_each_state_is_stored_by_a_backend_that_answers(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """Each takes some 30 ms, and all of them longer than the deadline of a backend that hangs."""
+    with far_away(server, 0.01) as url, Fleet(server, tmp_path, rate="1/h", worker_prefetch_multiplier=0) as fleet:
+        fleet.env["TEST_BACKEND"] = url
+        ended = [fleet.send("drop", index) for index in range(800)][1:]
+        fleet.start()
+        until(lambda: not store.exists("unacked", "celery"), 60, f"the end of each\n{fleet.log()[-2000:]}")
+        assert sum(each.state == "REVOKED" for each in ended) >= len(ended) - 1, "one has the permit"
+        assert NOT_STORED not in fleet.log()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
 def test_on_other_pools(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
     if pool in ("gevent", "eventlet"):

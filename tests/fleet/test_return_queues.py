@@ -246,6 +246,7 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
         pytest.param(*(False, ".*", r"^(?!.*\.fanout$).*", ".*"), id="write to the exchange", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
     server: EmbeddedServer,
     store: redis.Redis,
@@ -255,6 +256,7 @@ def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
     configure: str,
     write: str,
     read: str,
+    pool: str,
 ) -> None:
     """Unlimited tasks run as well: the broker closes the connection once, and not for ever."""
     broker = rabbitmq.broker()
@@ -266,7 +268,7 @@ def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
         for index in range(30):
             fleet.send("retry", index)
         fleet.send("plain", 30)
-        fleet.start()
+        fleet.start("-P", pool)
         assert sorted(start.index for start in fleet.wait_for(31, 20)) == list(range(31))
         assert_never_over(fleet.permits(), 20)
         assert fleet.log().count("not for this worker") == 1

@@ -189,6 +189,10 @@ def test_a_worker_without_an_event_loop_hears_of_a_call_when_it_has_read() -> No
     assert "self._pending_operations.append(p)" in source(consumer.Consumer.call_soon)
     loop = source(loops.synloop)
     assert loop.index("perform_pending_operations()\n") < loop.index("drain_events(timeout=2.0)")
+    assert "perform_pending_operations = obj.perform_pending_operations" in loop
+    assert "if blueprint.state == RUN:" in loop[loop.index("except OSError:") :]
+    assert "drain_events(self.connection" in source(Connection.drain_events)
+    assert "_ensure_connection(" in source(Connection.connection.fget)
 
 
 def test_a_broker_that_has_nothing_is_asked_again_after_a_while() -> None:

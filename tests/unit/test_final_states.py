@@ -17,7 +17,7 @@ from celery.app.task import Context
 from celery.worker.request import Request
 
 from celery_ratelimit._celery import final_states
-from celery_ratelimit._celery.final_states import DEADLINE, SLOW, FinalStates
+from celery_ratelimit._celery.final_states import DEADLINE, SLOW, STALLED, FinalStates
 
 
 def body() -> None: ...
@@ -49,6 +49,7 @@ class Loop:
     lock = nullcontext()
 
     def __init__(self) -> None:
+        self.now = 0.0
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.widened = 0
@@ -65,14 +66,16 @@ class Loop:
     def guarded(self, call: Callable[[], None]) -> Callable[[], None]:
         return call
 
-    def call_after(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_after(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         self.timers.append((seconds, call))
+        return self.timers.clear
 
     def ring(self, seconds: float) -> None:
-        due = [call for at, call in self.timers if at == seconds]
-        self.timers = [each for each in self.timers if each[0] != seconds]
-        for call in due:
-            call()
+        """``seconds`` later."""
+        self.now += seconds
+        ((_, call),) = self.timers or [(0, bool)]
+        self.timers.clear()
+        call()
 
     def end(self, request: Ending, store: Callable[[], object]) -> None:
         self.states.end(
@@ -85,17 +88,29 @@ class Loop:
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     made = Loop()
+    monkeypatch.setattr(final_states, "monotonic", lambda: made.now)
     yield made
     made.states._waiting.put(None)
 
 
+class Hang:
+    """A backend that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        self.over.wait()
+
+
 @pytest.fixture
-def hangs() -> Iterator[Callable[[], object]]:
-    over = threading.Event()
-    yield over.wait
-    over.set()
+def hangs() -> Iterator[Hang]:
+    made = Hang()
+    yield made
+    made.over.set()
 
 
 ENDED = ["1", "acknowledged"]
@@ -108,8 +123,7 @@ def test_a_state_is_stored_in_a_thread_and_all_else_follows_in_the_loop(loop: Lo
     loop.turn()
     assert request.said == ENDED
     assert threads != [threading.get_ident()]
-    for seconds in (SLOW, DEADLINE - SLOW):
-        loop.ring(seconds)
+    loop.ring(SLOW)
     assert (request.said, loop.widened, loop.timers) == (ENDED, 0, [])
 
 
@@ -121,14 +135,15 @@ def test_an_error_of_the_backend_is_logged_and_the_task_ends(loop: Loop, caplog:
     assert "Task task[1] ends, but its result backend raised IndexError" in caplog.text
 
 
-def test_a_task_ends_at_its_deadline(loop: Loop, hangs: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_ends_at_its_deadline(loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture) -> None:
     requests = [Ending("1"), Ending("2")]
     for request in requests:
         loop.end(request, hangs)
+    hangs.begun.wait(20)
     loop.ring(SLOW)
     assert loop.widened == 2, "both have left the prefetch"
     assert [request.said for request in requests] == [[], []]
-    loop.ring(DEADLINE - SLOW)
+    loop.ring(DEADLINE)
     assert [request.said for request in requests] == [["1", "acknowledged"], ["2", "acknowledged"]]
     assert loop.widened == 0
     lines = [(each.levelno, each.getMessage()) for each in caplog.records]
@@ -137,15 +152,16 @@ def test_a_task_ends_at_its_deadline(loop: Loop, hangs: Callable[[], object], ca
 
 
 def test_a_late_answer_changes_nothing_and_a_task_that_has_ended_is_not_stored(
-    loop: Loop, caplog: pytest.LogCaptureFixture
+    loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture
 ) -> None:
-    goes_on, stored = threading.Event(), list[str]()
+    stored = list[str]()
     requests = [Ending("1"), Ending("2"), Ending("3")]
-    for request, store in zip(requests, (goes_on.wait, partial(stored.append, "2")), strict=False):
+    for request, store in zip(requests, (hangs, partial(stored.append, "2")), strict=False):
         loop.end(request, store)
+    hangs.begun.wait(20)
     loop.ring(SLOW)
-    loop.ring(DEADLINE - SLOW)
-    goes_on.set()
+    loop.ring(DEADLINE)
+    hangs.over.set()
     loop.turn()
     loop.end(requests[2], partial(stored.append, "3"))
     loop.turn()
@@ -155,19 +171,34 @@ def test_a_late_answer_changes_nothing_and_a_task_that_has_ended_is_not_stored(
 
 
 def test_a_bounded_number_of_states_wait(
-    loop: Loop, hangs: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(final_states, "MAX_WAITING", 3)
-    monkeypatch.setattr(loop.states, "_has_thread", True)  # it has not taken any yet
-    requests = [Ending(str(number)) for number in range(5)]
+    requests = [Ending(str(number)) for number in range(6)]
+    loop.end(requests.pop(), hangs)
+    hangs.begun.wait(20)
+    loop.now += STALLED
     for request in requests:
         loop.end(request, hangs)
     assert [request.said for request in requests] == [[], [], [], ["3", "acknowledged"], ["4", "acknowledged"]]
     assert caplog.text.count("its state is not in the result backend: 3 others are to be stored before it") == 2
 
 
+def test_a_backend_that_answers_has_the_time_that_it_takes(loop: Loop, hangs: Hang) -> None:
+    """However many states wait. Their messages stay in the prefetch, unless one state takes long."""
+    requests = [Ending(str(number)) for number in range(3)]
+    for request in requests:
+        loop.end(request, hangs)
+    hangs.begun.wait(20)
+    for seconds, widened in ((SLOW / 2, 0), (SLOW, 3), (SLOW, 3)):
+        loop.now += DEADLINE
+        loop.states._busy_since = loop.now  # with the next one
+        loop.ring(seconds)
+        assert ([request.said for request in requests], loop.widened) == ([[], [], []], widened)
+
+
 def test_a_worker_that_stops_waits_for_a_moment(
-    loop: Loop, hangs: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(final_states, "LAST_STATES", 1e-3)
     stored, left = Ending("1"), Ending("2")
@@ -194,13 +225,12 @@ def test_its_thread_ends_with_the_worker(loop: Loop) -> None:
     assert not thread.is_alive()
 
 
-def test_a_lost_connection_has_the_messages(
-    loop: Loop, hangs: Callable[[], object], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_connection_has_the_messages(loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture) -> None:
     request = Ending("1")
     loop.end(request, hangs)
     loop.states.close(stopping=False)
-    for seconds in (SLOW, DEADLINE - SLOW):
+    hangs.begun.wait(20)
+    for seconds in (SLOW, DEADLINE):
         loop.ring(seconds)
     assert (request.said, caplog.text, loop.widened) == ([], "", 0)
 

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from redis.credentials import UsernamePasswordCredentialProvider
 
-from celery_ratelimit import ConfigurationError, Limit, StoreUnavailable
+from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.app.limiters import async_limiter_of
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import check_store, check_url, limiter_of
@@ -183,6 +183,32 @@ def test_a_number_may_be_a_text_as_in_a_url() -> None:
         make_app("redis://host", ratelimit_store_options={"socket_timeout": "abc"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "must_be"),
+    [
+        *[("retry", value, "a redis.retry.Retry, as in") for value in (3, "3")],
+        *[("socket_timeout", value, "a number of seconds above 0") for value in (0, -1, [1], float("nan"))],
+        ("socket_connect_timeout", 0, "a number of seconds above 0"),
+        ("health_check_interval", -1, "a number of seconds"),
+        ("retry_on_error", 3, "a list of exceptions"),
+        ("socket_keepalive_options", 5, "a mapping"),
+    ],
+)
+def test_a_value_that_would_fail_at_each_call(name: str, value: Any, must_be: str) -> None:
+    options, says = {name: value}, f"{name} must be {must_be}"
+    with pytest.raises(ConfigurationError, match=says):
+        make_app("redis://host", ratelimit_store_options=options)
+    for made in (Limiter, AsyncLimiter):
+        for url in ("redis://host", "redis+cluster://host", "sentinel://host?service_name=m"):
+            with pytest.raises(ConfigurationError, match=says):
+                made.from_url(url, **options)
+
+
+def test_a_timeout_in_a_url_is_not_zero() -> None:
+    with pytest.raises(ConfigurationError, match="socket_timeout must be a number of seconds above 0"):
+        Limiter.from_url("redis://host?socket_timeout=0")
+
+
 def test_a_spelling_of_celerys_in_options_of_its_own() -> None:
     conf = {"ratelimit_url": "rediss://limits", "ratelimit_store_options": {"ssl_cert_reqs": "CERT_NONE"}}
     assert kwargs_of(make_app(**conf))["ssl_cert_reqs"] == "none"
@@ -208,7 +234,7 @@ def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer,
         asyncio.run(acquire())
 
 
-@pytest.mark.parametrize("options", [{"socket_timeout": -1}, {"retry": 3}, {"encoding": "latin-0"}])
+@pytest.mark.parametrize("options", [{"parser_class": 3}, {"encoding": "latin-0"}])
 def test_a_value_that_an_option_cannot_have(server: EmbeddedServer, options: dict[str, Any]) -> None:
     app = make_app(server.url, ratelimit_store_options=options)
     with pytest.raises(ConfigurationError, match=f"one of its options .{'|'.join(options)}. cannot have its value"):

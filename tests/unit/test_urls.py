@@ -162,7 +162,7 @@ def test_what_is_no_text_is_no_url(url: Any) -> None:
         ("redis://host?ssl_ca_certs=/etc/ca.pem", "ssl_ca_certs is for TLS: begin the URL with rediss://"),
         ("redis://host?colour=red", "there is no option 'colour'"),
         ("redis://host?password=a&s3cr3t=b", "an option that there is not. In a password, write '&' as %26"),
-        ("redis://host?socket_timeout=s3cr3t", "socket_timeout cannot have that value"),
+        ("redis://host?socket_timeout=s3cr3t", "socket_timeout must be a number of seconds above 0"),
     ],
 )
 def test_an_option_that_there_is_not_is_named(url: str, why: str) -> None:
