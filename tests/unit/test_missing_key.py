@@ -129,7 +129,7 @@ def test_celerys_own_task_in_a_limited_queue_has_no_key_and_runs() -> None:
 
 
 @pytest.mark.parametrize("name", ["celery.chord_unlock", "celery.accumulate"])
-@pytest.mark.parametrize(("throttle", "given"), [("retry", "retry"), ("wait", "wait"), ("retry", "drop"), ("retry", "fail")])
+@pytest.mark.parametrize(("given", "throttle"), [("retry",) * 2, ("wait",) * 2, ("drop", "retry"), ("fail", "retry")])
 def test_celerys_own_task_on_which_others_depend_is_never_given_up(name: str, throttle: str, given: str) -> None:
     """Without it a chord, or a task that was replaced by a group, never ends."""
     app = app_with(ratelimit_queues={"celery": Limit("9/s", name="calls", max_parked=1)})
