@@ -168,8 +168,10 @@ def _sqs_timeouts(connection: Any, queues: Iterable[str], given: float) -> Itera
 
 
 def is_on_sqs(app: Any) -> bool:
-    """Whether an app's broker is Amazon SQS, by its address."""
-    return str(app.conf.broker_read_url or app.conf.broker_transport).startswith("sqs")
+    """Whether an app's broker is Amazon SQS, by the name of its transport, or by its (first) address."""
+    transport, url = app.conf.broker_transport, app.conf.broker_read_url
+    first = url[0] if url and isinstance(url, (list, tuple)) else url
+    return "sqs" in str(transport or first).partition("://")[0].lower()
 
 
 def consumer_timeout_of(app: Any, queue: str) -> float:

@@ -186,6 +186,8 @@ def consumer_classes(
                     on_message(message)
                     return callback(message)
 
+                # py-amqp sets it at the answer (channel.py 1605), and rejects what comes before, read by a callback.
+                getattr(queue.channel, "callbacks", {})[tag] = stamped
                 return consume(tag, stamped, **options)
 
             queue.consume = consume_stamped

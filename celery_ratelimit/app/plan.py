@@ -39,6 +39,9 @@ __all__ = [
 
 logger = logging.getLogger("celery_ratelimit")
 
+#: Celery's own tasks without which a chord, or a task that was replaced by a group, never ends.
+_NEVER_GIVEN_UP = ("celery.chord_unlock", "celery.accumulate")
+
 #: A message's buckets, in order: names and keys. Messages with the same buckets wait in one queue.
 Buckets = tuple[tuple[str, str], ...]
 
@@ -172,6 +175,8 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
                 f"fair={shown(limit.fair)} of limit {limit.name!r} would do nothing: take throttle='retry', or leave "
                 "fair= out"
             )
+    if task.name in _NEVER_GIVEN_UP:
+        policy = replace(policy, throttle=policy.throttle if policy.waits else "retry", overflow=queue)
     if queue == policy.overflow:
         policy = replace(policy, max_wait=None)  # in its overflow queue a task waits, however long
     if policy.coalesce and not Plan(tuple(limits), policy, signature, None, "").parks:

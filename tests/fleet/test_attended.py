@@ -82,6 +82,25 @@ def test_tasks_that_are_registered_after_the_start(server: EmbeddedServer, store
             odd.get(timeout=10)
 
 
+@pytest.mark.parametrize("throttle", ["retry", pytest.param("fail", marks=pytest.mark.slow)])
+def test_chords_end_whatever_becomes_of_throttled_tasks(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+) -> None:
+    """A backend that counts no parts needs ``celery.chord_unlock``, of which one may be parked here."""
+    (tmp_path / "results").mkdir()
+    conf = {
+        "ratelimit_tasks": {"celery.chord_unlock": {"rate": "2/s", "max_parked": 1}},
+        "task_annotations": {"celery.chord_unlock": {"throttle": throttle}},
+    }
+    with Fleet(server, tmp_path, install=True, ratelimit_url=server.url, **conf) as fleet:
+        fleet.env["TEST_BACKEND"] = fleet.sender.conf.result_backend = f"file://{tmp_path}/results"
+        total, plain = (signature(f"tests.apps.fleet.{name}", app=fleet.sender) for name in ("total", "plain"))
+        chords = [chord([plain.clone((index,))] * 2, app=fleet.sender)(total) for index in range(6)]
+        fleet.start(QUICK)
+        assert [each.get(timeout=40) for each in chords] == [2 * index for index in range(6)]
+        assert "celery.chord_unlock" in fleet.log()
+
+
 def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

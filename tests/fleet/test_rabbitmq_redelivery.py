@@ -116,3 +116,27 @@ def test_a_task_that_waits_is_not_dropped_for_the_workers_that_held_it(
         fleet.start()
         fleet.wait_for(4, 20)
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
+
+
+def test_a_message_that_comes_as_its_queue_is_about_to_be_consumed_is_not_rejected(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Messages of one queue are sent back while the other one's answer is on its way: each rejection would count."""
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 2}
+    queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
+    limiter = Limiter.from_url(server.url)
+    limiter.pause(WAIT, 600, force=True)
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **queues) as fleet:
+        for index in range(20):
+            fleet.send("wait", index)
+        for number, (received, sent_back) in enumerate([(8, 0), (16, 8), (16, 8)]):
+            fleet.start()
+            until(lambda i=number, n=received: fleet.log(i).count("] received") >= n, 10, "the messages coming in")
+            until(lambda i=number, n=sent_back: fleet.log(i).count(": sent back") >= n, 10, "all being sent back")
+            fleet.asked("ping")  # what was published again is acknowledged
+            fleet.kill(number)
+            assert "no callbacks" not in fleet.log(number)
+        limiter.resume(WAIT, force=True)
+        fleet.start()
+        fleet.wait_for(20, 10)
+        assert {start.index for start in fleet.starts()} == set(range(20))

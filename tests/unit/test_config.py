@@ -141,6 +141,25 @@ def test_the_other_defaults() -> None:
     assert settings.return_queue_for("emails") == "emails.throttled"
 
 
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"broker_url": "sqs://"},
+        {"broker_url": "SQS://key:secret@"},
+        {"broker_url": ["sqs://a:b@", "sqs://c:d@"]},
+        {"broker_url": "sqs://a:b@;sqs://c:d@"},
+        {"broker_transport": "SQS"},
+        {"broker_transport": "sqs", "broker_url": "localhost//"},
+        {"broker_transport": "kombu.transport.SQS:Transport"},
+        {"broker_url": "redis://localhost/0", "broker_read_url": "sqs://"},
+    ],
+)
+def test_amazon_sqs_is_known_however_it_is_named(conf: dict[str, Any]) -> None:
+    app = Celery("test", set_as_current=False)
+    app.conf.update(conf, ratelimit_url=URL)
+    assert settings_of(app).return_queue_for("emails") == "emails-throttled"
+
+
 @pytest.mark.parametrize("template", ["{queue}.throttled", "back-{queue}", "{queue}", "a{queue}a"])
 def test_a_return_queue_is_its_own(template: str) -> None:
     settings = settings_of(make_app(URL, ratelimit_return_queue=template))

@@ -126,3 +126,14 @@ def test_celerys_own_task_in_a_limited_queue_has_no_key_and_runs() -> None:
     plan = make_plan(app.tasks["celery.chord_unlock"], "celery", settings_of(app))
     assert plan is not None
     assert [each.name for each in plan.demands(("group", "callback"), {})] == ["calls"]
+
+
+@pytest.mark.parametrize("name", ["celery.chord_unlock", "celery.accumulate"])
+@pytest.mark.parametrize(("given", "throttle"), [("retry",) * 2, ("wait",) * 2, ("drop", "retry"), ("fail", "retry")])
+def test_celerys_own_task_on_which_others_depend_is_never_given_up(name: str, throttle: str, given: str) -> None:
+    """Without it a chord, or a task that was replaced by a group, never ends."""
+    app = app_with(ratelimit_queues={"celery": Limit("9/s", name="calls", max_parked=1)})
+    app.conf.task_annotations = {"*": {"throttle": given, "max_wait": 1.0, "overflow": "drop"}}
+    plan = make_plan(app.tasks[name], "celery", settings_of(app))
+    assert plan is not None
+    assert (plan.policy.throttle, plan.policy.max_wait, plan.policy.overflow) == (throttle, None, "celery")
