@@ -18,11 +18,11 @@ demo: $(STAMP)
 	@$(BIN)/python -m example_project.demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Those of make test, too: everything there is.
 test-all: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Without workers and brokers: while one works on a change.
 check: $(STAMP) lint

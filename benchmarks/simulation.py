@@ -337,7 +337,11 @@ class Worker:
         self.hostname = f"w{number}@simulated"
         self.pool = SimulatedPool(self, processes)
         self.broker = SimpleNamespace(
-            no_event_loop=True, visibility_timeout=3600.0, max_hold=0.4 * 3600.0, poll_delay=0.0, connection_errors=()
+            no_event_loop=True,
+            visibility_timeout=3600.0,
+            max_hold=lambda queue="": 0.4 * 3600.0,
+            poll_delay=0.0,
+            connection_errors=(),
         )
         self.acknowledgements = SimpleNamespace(close=lambda: None)
         self.timers = self.consumption = self.bulk_receive = self.queue_pauser = self.republisher = self

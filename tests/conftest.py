@@ -6,6 +6,7 @@ import gc
 import re
 import threading
 from collections.abc import Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,16 +38,16 @@ START = 1_767_225_600_000_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files of ``tests/fleet``, which wait for most of their time, evenly among the others, which compute.
+    """Put a file of ``tests/fleet``, which waits for most of its time, between two others, which compute.
 
     ``make test`` gives the files to its processes in this order.
     """
-    files: dict[tuple[bool, Path], list[pytest.Item]] = {}
+    files: dict[Path, list[pytest.Item]] = {}
     for item in items:
-        files.setdefault((item.path.parent.name == "fleet", item.path), []).append(item)
-    kinds = [[tests for (is_fleet, _), tests in files.items() if is_fleet == kind] for kind in (True, False)]
-    places = [((place + 0.5) / len(kind), tests) for kind in kinds for place, tests in enumerate(kind)]
-    items[:] = [test for _, tests in sorted(places, key=lambda each: each[0]) for test in tests]
+        files.setdefault(item.path, []).append(item)
+    fleets = [tests for path, tests in files.items() if path.parent.name == "fleet"]
+    others = [tests for path, tests in files.items() if path.parent.name != "fleet"]
+    items[:] = chain.from_iterable(chain.from_iterable(zip_longest(fleets, others, fillvalue=[])))
 
 
 def pytest_collection_finish() -> None:

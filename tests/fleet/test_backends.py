@@ -134,9 +134,9 @@ def test_each_state_is_stored_by_a_backend_that_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
 def test_on_other_pools(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
-    if pool in ("gevent", "eventlet"):
+    if pool == "gevent":
         pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
     with fleet_with("hung", server, tmp_path, "-P", pool, "-c", "1" if pool == "solo" else "2") as fleet:
         fleet.send("drop", 0, ignore_result=True)
@@ -146,8 +146,7 @@ def test_on_other_pools(server: EmbeddedServer, store: redis.Redis, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("app", ["tests.apps.fleet", "tests.apps.loopless"])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(("pool", "app"), [("prefork", "tests.apps.fleet"), ("threads", "tests.apps.loopless")])
 def test_on_rabbitmq(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, app: str
 ) -> None:

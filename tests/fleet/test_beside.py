@@ -42,16 +42,16 @@ def others_before(fleet: Fleet, number: int) -> int:
     raise AssertionError(f"{limited} limited tasks have started, and not {number}")
 
 
-@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["early", "late"])
 @pytest.mark.parametrize(
-    ("throttle", "pool", "apart"),
+    ("throttle", "pool", "apart", "late"),
     [
-        ("retry", "prefork", False),
-        pytest.param("retry", "threads", False, marks=pytest.mark.slow),
-        pytest.param("retry", "gevent", False, marks=pytest.mark.slow),
-        pytest.param("retry", "prefork", True, marks=pytest.mark.slow),
-        ("wait", "prefork", True),
-        pytest.param("wait", "threads", True, marks=pytest.mark.slow),
+        ("retry", "prefork", False, False),
+        pytest.param("retry", "prefork", False, True, marks=pytest.mark.slow),
+        pytest.param("retry", "threads", False, False, marks=pytest.mark.slow),
+        pytest.param("retry", "gevent", False, False, marks=pytest.mark.slow),
+        pytest.param("retry", "prefork", True, False, marks=pytest.mark.slow),
+        ("wait", "prefork", True, False),
+        pytest.param("wait", "threads", True, True, marks=pytest.mark.slow),
     ],
 )
 def test_limited_tasks_have_their_turns(
@@ -104,15 +104,9 @@ def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pool", "size"),
-    [
-        ("prefork", 4),
-        pytest.param("prefork", 8, marks=pytest.mark.slow),
-        pytest.param("threads", 16, marks=pytest.mark.slow),
-        pytest.param("gevent", 16, marks=pytest.mark.slow),
-    ],
+    ("throttle", "pool", "size"),
+    [("retry", "prefork", 8), ("retry", "threads", 16), ("retry", "gevent", 16), ("wait", "prefork", 4)],
 )
-@pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
 def test_no_permit_is_used_long_after_its_time(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
 ) -> None:

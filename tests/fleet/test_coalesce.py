@@ -108,8 +108,10 @@ def test_a_worker_that_is_killed_loses_none_and_ends_none_twice(
 ) -> None:
     with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
         fleet.env["TEST_DIES"] = step
-        results = [fleet.send("newest", index, 0) for index in range(ROUNDS)]
         doomed = fleet.launch()
+        results = [fleet.send("newest", 0, 0)]
+        fleet.wait_for(1, 30)  # with a permit that a killed worker had it would come again as a new one
+        results += [fleet.send("newest", index, 0) for index in range(1, ROUNDS)]
         until(lambda: doomed.poll() is not None, 40, f"its death {step}")
         before = {start.index for start in fleet.starts()}
         fleet.launch()

@@ -49,8 +49,16 @@ def all_places_are_free(fleet: Fleet, store: redis.Redis) -> None:
     until(lambda: {start.index for start in fleet.starts()} >= set(range(first, first + 4)), 20, "others having them")
 
 
-@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["early", "late"])
-@pytest.mark.parametrize("pool", [*POOLS[:3], *(pytest.param(pool, marks=pytest.mark.slow) for pool in POOLS[3:])])
+@pytest.mark.parametrize(
+    ("pool", "late"),
+    [
+        *((pool, False) for pool in POOLS[:3]),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("solo", False), ("prefork", True), ("gevent", True)]
+        ),
+    ],
+)
 def test_tasks_that_end_by_themselves(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, late: bool
 ) -> None:
@@ -100,8 +108,14 @@ def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis,
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[1:3])])
-@pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("how", "pool"),
+    [
+        ("revoked", "prefork"),
+        *(pytest.param("revoked", pool, marks=pytest.mark.slow) for pool in POOLS[1:3]),
+        pytest.param("expired", "prefork", marks=pytest.mark.slow),
+    ],
+)
 def test_tasks_that_end_while_they_wait_for_a_process(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, how: str
 ) -> None:

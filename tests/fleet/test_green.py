@@ -18,11 +18,16 @@ from tests.rabbitmq import Broker
 RATE = 50
 
 
-@pytest.fixture(params=["gevent", pytest.param("eventlet", marks=pytest.mark.slow)])
+#: For tests of both pools.
+both = pytest.mark.parametrize("green", ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)], indirect=True)
+
+
+@pytest.fixture
 def green(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The options of a worker with such a pool."""
-    pytest.importorskip(request.param, reason=f"there is no {request.param} here: pip install {request.param}")
-    return ("-P", request.param, "-c", "20")
+    """The options of a worker with such a pool: gevent's, unless the test says which."""
+    pool = getattr(request, "param", "gevent")
+    pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
+    return ("-P", pool, "-c", "20")
 
 
 def green_fleet(server: EmbeddedServer, directory: Path, **options: Any) -> Fleet:
@@ -39,6 +44,7 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
         assert "Traceback" not in fleet.log(index)
 
 
+@both
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_a_backlog_leaves_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], throttle: str
@@ -164,6 +170,7 @@ def test_a_warm_shutdown_in_the_middle_gives_everything_back(
 
 
 @pytest.mark.slow
+@both
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
 def test_on_rabbitmq(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, green: tuple[str, ...], throttle: str

@@ -25,7 +25,6 @@ PREFETCHED = 8
         ("redis", "prefork"),
         pytest.param(("redis", "threads"), marks=pytest.mark.slow),
         pytest.param(("rabbitmq", "prefork"), marks=pytest.mark.slow),
-        pytest.param(("rabbitmq", "threads"), marks=pytest.mark.slow),
     ],
     ids="-".join,
 )

@@ -21,8 +21,7 @@ SECONDS, FIRST_LONG = 900.0, 1000
     "limited_by",
     ["concurrency", pytest.param("rate", marks=pytest.mark.slow), pytest.param("nothing", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("throttle", "processes"), [("retry", 2), pytest.param("wait", 4, marks=pytest.mark.slow)])
 def test_brief_tasks_keep_a_process_beside_long_ones_of_the_same_queue(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, limited_by: str, throttle: str, processes: int
 ) -> None:

@@ -72,7 +72,14 @@ def test_on_rabbitmq(
 def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
     pool = SimpleNamespace(is_green=is_green, apply_async=lambda *args, **options: None)
     app = Celery(set_as_current=False)
-    names = ("on_task_request", "apply_eta_task", "_limit_task", "_limit_post_eta", "on_close")
+    names = (
+        "on_task_request",
+        "apply_eta_task",
+        "_limit_task",
+        "_limit_post_eta",
+        "on_close",
+        "perform_pending_operations",
+    )
     consumer = SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool)
     vars(consumer).update(dict.fromkeys(names, print), create_task_handler=lambda: print)
     consumer.controller = SimpleNamespace(_process_task=print)

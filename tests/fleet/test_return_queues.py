@@ -239,14 +239,18 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("declared", "configure", "write", "read"),
+    ("pool", "declared", "configure", "write", "read"),
     [
-        pytest.param(*(False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read of the queue that it declares"),
-        pytest.param(*(True, r"^(?!.*\.throttled).*", ".*", r"^(?!.*\.throttled$).*"), id="read of one that is there"),
-        pytest.param(*(False, ".*", r"^(?!.*\.fanout$).*", ".*"), id="write to the exchange", marks=pytest.mark.slow),
+        pytest.param(
+            *("prefork", False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read of the queue that it declares"
+        ),
+        pytest.param(*("gevent", False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read, on gevent"),
+        pytest.param(
+            *("prefork", True, r"^(?!.*\.throttled).*", ".*", r"^(?!.*\.throttled$).*"), id="read of one that is there"
+        ),
+        pytest.param(*("prefork", False, ".*", r"^(?!.*\.fanout$).*", ".*"), id="write to the exchange"),
     ],
 )
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
     server: EmbeddedServer,
     store: redis.Redis,
@@ -326,17 +330,15 @@ def test_what_is_released_to_a_queue_that_is_not_there_stays(
 
 
 @pytest.mark.parametrize(
-    "pool",
+    ("which", "swallowed", "pool"),
     [
-        pytest.param((), id="prefork"),
-        pytest.param(("-P", "threads"), id="threads", marks=pytest.mark.slow),
-        pytest.param(("-P", "gevent"), id="gevent", marks=pytest.mark.slow),
+        pytest.param("main", 1, (), id="main, swallowed"),
+        pytest.param("beside", 1, (), id="beside, swallowed"),
+        pytest.param("main", 0, (), id="main, read", marks=pytest.mark.slow),
+        pytest.param("main", 1, ("-P", "threads"), id="main, swallowed, threads", marks=pytest.mark.slow),
+        pytest.param("beside", 1, ("-P", "gevent"), id="beside, swallowed, gevent", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(
-    "swallowed", [pytest.param(0, id="read", marks=pytest.mark.slow), pytest.param(1, id="swallowed")]
-)
-@pytest.mark.parametrize("which", ["main", "beside"])
 def test_a_channel_that_the_broker_closes_is_mended(
     server: EmbeddedServer,
     store: redis.Redis,
