@@ -66,8 +66,11 @@ def _check_keys(name: str, plan: Plan) -> Iterator[str]:
 def _check_waiting(app: Celery) -> Iterator[str]:
     """What RabbitMQ's queues do to tasks that wait in a worker."""
     waiting = [task for task in app.tasks.values() if getattr(task, "throttle", "") == "wait"]
-    for queue in app.amqp.queues.values() if waiting else ():
-        if (timeout := consumer_timeout_of(app, queue.name)) < min(visibility_timeouts_of(app)):
+    if not waiting:
+        return
+    redelivery = min(visibility_timeouts_of(app))  # on SQS a question for each queue
+    for queue in app.amqp.queues.values():
+        if (timeout := consumer_timeout_of(app, queue.name)) < redelivery:
             yield InformationalFinding(
                 f"queue {queue.name!r} has x-consumer-timeout {timeout:g} s: tasks with throttle='wait' are sent back "
                 f"after {timeout * HOLD_SHARE:g} s. Raise it to half an hour, or take throttle='retry'"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,50 +59,49 @@ def test_a_wrong_ca_in_the_settings_of_the_broker_is_named(tls_server: tuple[int
     assert "or ssl_ca_certs in broker_use_ssl" in line
 
 
-def test_a_token_that_is_replaced_while_workers_run(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    token = tmp_path / "token"
+@contextmanager
+def a_fleet_by_tokens(server: EmbeddedServer, store: redis.Redis, directory: Path) -> Iterator[tuple[Fleet, Path]]:
+    """A fleet whose store takes the token that is in a file."""
+    token = directory / "token"
     token.write_text("first")
     store.execute_command("ACL", "SETUSER", "iam", "reset", "on", ">first", "~*", "&*", "+@all")
     options = {"credential_provider": "tests.apps.tokens.Tokens"}
     try:
-        with Fleet(server, tmp_path, rate="20/s", ratelimit_store_options=options) as fleet:
+        with Fleet(server, directory, rate="20/s", ratelimit_store_options=options) as fleet:
             fleet.env["TEST_TOKEN"] = str(token)
-            for index in range(100):
-                fleet.send("retry", index)
-            fleet.start(number=2)
-            fleet.wait_for(20, 20)
-            assert b"user=iam" in store.execute_command("CLIENT", "LIST").encode()
-            store.execute_command("ACL", "SETUSER", "iam", "resetpass", ">second")
-            token.write_text("second")
-            assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
-            assert sorted(start.index for start in fleet.wait_for(100, 20)) == list(range(100))
-            assert_never_over(fleet.permits(), 20)
-            assert not errors(fleet.log(0) + fleet.log(1))
+            yield fleet, token
     finally:
         store.execute_command("ACL", "DELUSER", "iam")
+
+
+def test_a_token_that_is_replaced_while_workers_run(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with a_fleet_by_tokens(server, store, tmp_path) as (fleet, token):
+        for index in range(100):
+            fleet.send("retry", index)
+        fleet.start(number=2)
+        fleet.wait_for(20, 20)
+        assert b"user=iam" in store.execute_command("CLIENT", "LIST").encode()
+        store.execute_command("ACL", "SETUSER", "iam", "resetpass", ">second")
+        token.write_text("second")
+        assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
+        assert sorted(start.index for start in fleet.wait_for(100, 20)) == list(range(100))
+        assert_never_over(fleet.permits(), 20)
+        assert not errors(fleet.log(0) + fleet.log(1))
 
 
 def test_a_credential_provider_that_fails_is_an_outage(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """No task fails for it."""
-    token = tmp_path / "token"
-    token.write_text("first")
-    store.execute_command("ACL", "SETUSER", "iam", "reset", "on", ">first", "~*", "&*", "+@all")
-    options = {"credential_provider": "tests.apps.tokens.Tokens"}
-    try:
-        with Fleet(server, tmp_path, rate="20/s", ratelimit_store_options=options) as fleet:
-            fleet.env["TEST_TOKEN"] = str(token)
-            for index in range(60):
-                fleet.send("wait", index)
-            fleet.start()
-            fleet.wait_for(10, 20)
-            token.unlink()
-            assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
-            until(lambda: "credential provider has raised" in fleet.log(), 20, "the outage")
-            token.write_text("first")
-            assert sorted(start.index for start in fleet.wait_for(60, 20)) == list(range(60))
-            assert_never_over(fleet.permits(), 20)
-            assert not errors(fleet.log())
-    finally:
-        store.execute_command("ACL", "DELUSER", "iam")
+    with a_fleet_by_tokens(server, store, tmp_path) as (fleet, token):
+        for index in range(60):
+            fleet.send("wait", index)
+        fleet.start()
+        fleet.wait_for(10, 20)
+        token.unlink()
+        assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
+        until(lambda: "credential provider has raised" in fleet.log(), 20, "the outage")
+        token.write_text("first")
+        assert sorted(start.index for start in fleet.wait_for(60, 20)) == list(range(60))
+        assert_never_over(fleet.permits(), 20)
+        assert not errors(fleet.log())
