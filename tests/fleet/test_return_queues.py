@@ -262,7 +262,11 @@ def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
     read: str,
     pool: str,
 ) -> None:
-    """Unlimited tasks run as well: the broker closes the connection once, and not for ever."""
+    """Unlimited tasks run as well: the broker closes the connection once, and not for ever.
+
+    RabbitMQ delivers a message again whose acknowledgement was on its way when the connection ended: the tasks that the
+    pool's two processes had then may run twice, as without a limit.
+    """
     broker = rabbitmq.broker()
     rabbitmq.ctl("set_permissions", "-p", broker.url.rpartition("/")[2], "other", configure, write, read)
     if declared:
@@ -273,7 +277,8 @@ def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
             fleet.send("retry", index)
         fleet.send("plain", 30)
         fleet.start("-P", pool)
-        assert sorted(start.index for start in fleet.wait_for(31, 20)) == list(range(31))
+        until(lambda: {start.index for start in fleet.starts()} == set(range(31)), 20, "a start of each task")
+        assert len(fleet.starts()) <= 31 + 2
         assert_never_over(fleet.permits(), 20)
         assert fleet.log().count("not for this worker") == 1
 

@@ -574,7 +574,7 @@ def test_a_key_that_a_call_may_leave_out_is_a_note(argument: str, needs: bool) -
 
 def test_a_task_of_a_limited_queue_that_cannot_give_its_key_is_a_warning(app: Celery) -> None:
     app.conf.ratelimit_queues = {"celery": {"rate": "1/s", "key": "{tenant}"}}
-    found = list(check_tasks(app))
+    found = [each for each in check_tasks(app) if "task 'shop." in each]
     assert len(found) == 2, "the third task has a tenant"
     for name, warning in zip(("shop.charge", "shop.train"), found, strict=True):
         says = f"in queue 'celery' the task fails: task {name!r}: key='{{tenant}}' of limit 'celery' names the argument"
