@@ -41,7 +41,7 @@ class ExpectedTurns:
         self._turns: dict[str, tuple[float, str]] = {}
         self._by_name: dict[str, list[tuple[float, str]]] = {}
         self._queues: set[str] = set()  # turns of queues of this worker: they come, however late the worker is
-        self._ready: dict[str, str] = {}  # queues whose turn has come and which wait for a process: the task's name
+        self._ready: dict[str, str] = {}  # queues that wait for a process or for the store's reply: the task's name
         self._ready_names: Counter[str] = Counter()
         self._paused_at = 0.0
         self._backlogs: dict[str, tuple[float, float]] = {}  # by task name: the next turn, and until when that is known
@@ -58,7 +58,7 @@ class ExpectedTurns:
         self.expect(id, name, at, now)
 
     def note_ready(self, id: str, name: str) -> None:
-        """The turn of a queue of this worker has come, and its first task, of this name, waits for a process."""
+        """The first task, of this name, of a queue of this worker waits for a process, or for the store's reply."""
         self._ready[id] = name
         self._ready_names[name] += 1
 

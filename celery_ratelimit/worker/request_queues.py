@@ -124,7 +124,7 @@ class QueueTimers:
     def _note_turn(self, limit_queue: LimitQueue, turn: float, now: float) -> None:
         id = _turn_id(limit_queue)
         self._turns.pop(id)
-        if limit_queue.needs_process:
+        if limit_queue.needs_process or limit_queue.acquire is not None:  # its turn may be told by the store's reply
             self._turns.note_ready(id, task_name(limit_queue))
         elif turn:
             self._turns.expect_queue(id, task_name(limit_queue), turn + self._lead_time(), now)

@@ -9,6 +9,7 @@ import pytest
 
 from celery_ratelimit.worker import queue_processor, request_queues
 from celery_ratelimit.worker.capacity import PoolCapacity
+from celery_ratelimit.worker.expected_turns import ExpectedTurns
 from celery_ratelimit.worker.pool_scheduler import PoolScheduler
 from celery_ratelimit.worker.queue_processor import QueueProcessor
 from celery_ratelimit.worker.request import PendingRequest, State
@@ -131,3 +132,22 @@ def test_whose_time_has_come_while_another_asked_is_started_at_once(processor: A
     turns = processor.capacity.turns
     QueueTimers(worker, turns, lambda: 0.0, lambda queues: None).set(limit_queue)
     assert rings == ([1440.0] if needs_process else [0.0])
+
+
+@pytest.mark.parametrize("acquires", [False, True])
+def test_a_queue_that_waits_for_the_stores_reply_keeps_a_process_from_longer_tasks(
+    processor: Any, acquires: bool
+) -> None:
+    """Its turn is not known before the reply: a long task that started meanwhile would have the last process."""
+    limit_queue = line_of(processor, 0.01)
+    limit_queue.defer(held_one(0.01), NOW + 60.0)
+    limit_queue.requeue_deferred()
+    limit_queue.acquire = SimpleNamespace(reply=None) if acquires else None
+    limit_queue.next_acquire = NOW + 60.0
+    worker: Any = SimpleNamespace(
+        timers=SimpleNamespace(call_after=lambda seconds, _: None), broker=SimpleNamespace(max_hold=lambda: 1440.0)
+    )
+    runtimes = {"task": 0.01, "long": 5.0}
+    turns = ExpectedTurns(runtimes.__getitem__)
+    QueueTimers(worker, turns, lambda: 0.0, lambda queues: None).set(limit_queue)
+    assert turns.next_briefer("long", NOW) == (NOW if acquires else NOW + 60.0)
