@@ -3,10 +3,12 @@ spawned process can import it."""
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Barrier
@@ -98,7 +100,12 @@ class Crowd:
     def run(self, job: Callable[..., Any], url: str, *args: Any) -> list[Any]:
         """What ``job(limiter, name, *args)`` returned in each of the threads."""
         parts = [self._pool.submit(_in_threads, job, url, number, args) for number in range(PROCESSES)]
-        return [each for part in parts for each in part.result()]
+        processes = dict(self._pool._processes or {})
+        try:
+            return [each for part in parts for each in part.result()]
+        except BrokenProcessPool as error:  # which signal ended it
+            codes = {pid: process.exitcode for pid, process in processes.items()}
+            raise AssertionError(f"a process of the crowd ended; exit codes: {codes}") from error
 
 
 @contextmanager
@@ -112,6 +119,7 @@ def crowd() -> Iterator[Crowd]:
 def _meet_at(barrier: Barrier) -> None:
     global _barrier
     _barrier = barrier
+    faulthandler.enable()
 
 
 def _in_threads(job: Callable[..., Any], url: str, number: int, args: Sequence[Any]) -> list[Any]:
