@@ -22,6 +22,7 @@ from .errors import (
 )
 from .limiter.limiter import Limiter
 from .limiter.limiter_base import LimiterBase
+from .limits.adaptive import Adaptive
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "AsyncLimiter",
     "Concurrency",
     "ConfigurationError",

@@ -18,7 +18,7 @@ from ..store.keys import config_keys, shadow_keys
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, batches, run_all
 from .script_calls import call_of
-from .stored_settings import read_shadow
+from .read_settings import read_shadow
 
 if TYPE_CHECKING:
     from .script_operations import Operations

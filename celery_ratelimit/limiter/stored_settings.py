@@ -11,9 +11,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, shown
+from ..limits.adaptive import Adaptive
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import NO_SHADOW, Concurrency
-from ..limits.stored import Change, LimitConfig, Stored, StoredShadow, WeightConfig, limit_stored, limit_to_store
+from ..limits.priority_reserve import MILLION
+from ..limits.stored import Change, LimitConfig, Stored, WeightConfig, limit_stored, limit_to_store
 from ..limits.weights import USUAL, check_weight
 from ..store.keys import (
     bucket_key,
@@ -31,20 +33,21 @@ from ..store.resp import text as text_of
 from ..store.script import Script
 from .argument_checks import length_of
 from .operation import KeysExist, Operation, RunScript, run_all
+from .read_settings import read_config, read_stored
 from .script_calls import call_of
 
 if TYPE_CHECKING:
     from .script_operations import LimiterScripts
     from .shadow import KnownShadows
 
-__all__ = ["SettingOperations", "check_shadow_to_store", "note_of", "read_config", "read_shadow", "weight_to_store"]
+__all__ = ["SettingOperations", "check_shadow_to_store", "note_of", "weight_to_store"]
 
 #: Characters of an author, and of a reason: tables show them.
 LONGEST = 200
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {
     *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
-    "max_parked",
+    *("max_parked", "adaptive"),
 }
 
 
@@ -101,6 +104,17 @@ class SettingOperations:
         """Pause a limit for ``us`` microseconds; returns its remaining pause. 0: end a pause; 1: it had one."""
         values = (us, short(key or ""), note)
         return int((yield from _reply(self._scripts.pause, self._changes(name, key), values)))
+
+    def reduce_rate(
+        self, name: str, key: str | None, adaptive: Adaptive, granted: int | None, note: str
+    ) -> Operation[float]:
+        """The upstream has refused a call of an adaptive limit. Returns the share of the rate that is in force now.
+
+        Args:
+            granted: when the permit of the call was good, in microseconds of the store's clock; ``None``: not known.
+        """
+        values = (granted or 0, *adaptive.wire(), note, short(key or ""))
+        return int((yield from _reply(self._scripts.reduce_rate, self._changes(name, key), values))) / MILLION
 
     def config(self, name: str, key: str | None, code: AnyLimit | None) -> Operation[LimitConfig]:
         """A limit's stored settings, beside ``code``, the limit as the code here has it."""
@@ -160,7 +174,7 @@ def _stored(verb: str, name: str, code: AnyLimit | None, text: str, now: int) ->
         return Stored(None, None, None, text and f"weight {float(text):g}")
     if verb == "shadow":
         return Stored(None, None, None, {"1": "in shadow", "0": "in force"}.get(text, ""))
-    said = _read_stored(text, now)
+    said = read_stored(text, now)
     limit, shown = None, ""
     if said["stored"] is not None:
         try:
@@ -191,50 +205,6 @@ def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None)
     return json.dumps({**note, "by": by or _who(), **({"reason": reason} if reason else {})})
 
 
-def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
-    """Read the reply of ``lua/config.lua``."""
-    now, *texts = map(text_of, reply)
-    found = [_read_stored(text, int(now)) for text in texts[:2]]
-    of_all, of_key = found[0], found[-1]
-    which = of_key if of_key["stored"] is not None else of_all
-    stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
-    return LimitConfig(
-        name=name,
-        key=key,
-        code=code,
-        stored=stored,
-        in_force=stored or code,
-        since=which["since"] / 1e6,
-        until=which["until"] / 1e6 if which["until"] else None,
-        by=which["by"],
-        reason=which["reason"],
-        version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
-        paused=max(of_all["paused"], of_key["paused"]) / 1e6,
-        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
-    )
-
-
-def _read_stored(text: str, now: int) -> dict[str, Any]:
-    """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
-    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
-    if not text:
-        return nothing
-    numbers, _, note = text.partition("\n")
-    version, until, paused, method, *_, since, _ = numbers.split()
-    said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now)}
-    if method == "-" or 0 < int(until) <= now:
-        return said
-    kept = json.loads(note)
-    return {
-        **said,
-        "stored": kept["limit"],
-        "since": int(since),
-        "until": int(until),
-        "by": kept["by"],
-        "reason": kept.get("reason", ""),
-    }
-
-
 def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
     """Raise ConfigurationError if this shadow cannot be stored."""
     if on is not None and not isinstance(on, bool):
@@ -243,21 +213,6 @@ def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
         )
     if on and isinstance(code, Concurrency):
         raise ConfigurationError(f"limit {name!r} is {code}, and {NO_SHADOW}")
-
-
-def read_shadow(said: Any) -> StoredShadow | None:
-    """Read what ``lua/set_shadow.lua`` has stored; ``None``: nothing is stored."""
-    if not said:
-        return None
-    head, _, note = text_of(said).partition("\n")
-    flag, since = head.split()
-    who = json.loads(note)
-    return StoredShadow(flag == "1", int(since) / 1e6, str(who.get("by", "")), str(who.get("reason", "")))
-
-
-def _marked(config: str) -> StoredShadow | None:
-    """Read the shadow in a config's text, which has no author: see ``lua/include/config_format.lua``."""
-    return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None
 
 
 def weight_to_store(

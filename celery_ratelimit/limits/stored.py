@@ -66,6 +66,7 @@ class LimitConfig:
         reason: reason, if given.
         version: the highest version that was ever set; 0: none had one.
         paused: seconds until the pause ends.
+        share: of the rate that is in force now; below 1.0: the limit is adaptive, and its upstream has refused calls.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
@@ -80,6 +81,7 @@ class LimitConfig:
     version: int
     paused: float
     reason: str = ""
+    share: float = 1.0
     stored_shadow: StoredShadow | None = None
 
     @property
@@ -115,7 +117,7 @@ class Change:
         key: of the bucket or the weight; ``""``: the whole limit.
         at: time of the change, in seconds since 1970, by the store's clock.
         verb: ``"set"``, ``"expire"`` (the rate got an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
-            ``"weight"`` or ``"shadow"``.
+            ``"reduce"`` (the upstream refused calls of an adaptive limit), ``"weight"`` or ``"shadow"``.
         by: author.
         reason: reason, if given.
         before: settings before the change.
@@ -161,7 +163,7 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         kept = ("key", "missing_key", "per_worker", "fair", "weights", "max_parked")
         ours = {each: getattr(code, each) for each in kept}
     if isinstance(code, Limit):
-        ours["shadow"] = code.shadow
+        ours |= {"shadow": code.shadow, "adaptive": code.adaptive if _may_adapt(said) else None}
     if isinstance(code, Concurrency):
         ours["lease"] = code.lease
     try:
@@ -180,3 +182,9 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         if limit.method == "token_bucket" and not limit.debt:
             object.__setattr__(limit, "priority_reserve", code.priority_reserve)
     return limit
+
+
+def _may_adapt(said: Mapping[str, Any]) -> bool:
+    """Whether a stored limit is one that ``adaptive`` is for."""
+    evenly = said.get("refill", "continuous") == "continuous" and not said.get("warmup")
+    return evenly and said.get("algorithm", "token_bucket") == "token_bucket"

@@ -10,7 +10,7 @@ from ..limiter.limit_request import LimitRequest
 from ..limiter.operation import Operation, RunScript, batches, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
-from ..limiter.stored_settings import read_config
+from ..limiter.read_settings import read_config
 from ..limits.any_limit import AnyLimit
 from ..limits.stored import LimitConfig
 from ..store.keys import count_keys

@@ -1,6 +1,6 @@
 -- What is stored for a limit takes the place of what the caller sent: a rate, and a pause.
 --
--- Uses CONFIG, see config_format.lua; now; limit, into which it puts what is stored; text, of a config.
+-- Uses CONFIG and ADAPTED, see config_format.lua; adapted_share; now; limit, into which it puts what is stored; text, of a config.
 local version, expiry, paused, method, count, period, size, extra, since, resumed = match(text, CONFIG)
 expiry, paused = expiry + 0, paused + 0
 local ended = expiry > 0 and expiry <= now
@@ -17,3 +17,5 @@ if method ~= '-' and not ended and (method == 'concurrency') == (limit.method ==
     limit.extra = limit.code < -1 and method == 'token_bucket' and extra == '0' and limit.code or extra + 0
     limit.version, limit.stored = version + 0, true
 end
+local reduced, before, recover, least = match(text, ADAPTED)
+if reduced then limit.adapted = {reduced + 0, before + 0, recover + 0, least + 0} end

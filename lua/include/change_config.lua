@@ -8,16 +8,18 @@
 -- which tells those that wait.
 --!include config_format.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
-    resumed = 0, note = '', mark = ''}
+    resumed = 0, note = '', mark = '', adapted = nil}
 local text = call('GET', CONFIG_KEY)
 if text then
     local version, expiry, paused, method, count, period, size, extra, since, resumed, note =
-        match(text, CONFIG .. '\n(.*)$')
+        match(text, CONFIG .. '[^\n]*\n(.*)$')
     config = {
         version = tonumber(version), expiry = tonumber(expiry), paused = tonumber(paused), method = method,
         count = count, period = period, size = size, extra = extra, since = tonumber(since),
         resumed = tonumber(resumed), note = note, mark = match(version, '^0%d') and '0' or '',
     }
+    local reduced, before, recover, least = match(text, ADAPTED)
+    if reduced and reduced + 2 * recover > now then config.adapted = {reduced + 0, before + 0, recover + 0, least + 0} end
     if config.expiry > 0 and config.expiry <= now then
         config.method, config.since, config.expiry, config.note = '-', config.expiry, 0, ''
     end
@@ -42,11 +44,13 @@ end
 
 local function write_config()
     local c = config
-    local kept = c.mark .. format('%d %d %d %s %d %d %d %d %d %d\n', c.version, c.expiry, c.paused, c.method, c.count, c.period,
-        c.size, c.extra, c.since, c.resumed) .. c.note
+    local adapted = c.adapted and format('~%d %d %d %d', unpack(c.adapted)) or ''
+    local kept = c.mark .. format('%d %d %d %s %d %d %d %d %d %d%s\n', c.version, c.expiry, c.paused, c.method, c.count, c.period,
+        c.size, c.extra, c.since, c.resumed, adapted) .. c.note
     call('SET', CONFIG_KEY, kept)
     local stays = c.version > 0 or c.mark ~= '' or (c.method ~= '-' and c.expiry == 0)
-    if not stays then call('PEXPIRE', CONFIG_KEY, int(ceil((max(c.expiry, c.paused, now) - now + HOUR_US) / 1000))) end
+    local whole = c.adapted and c.adapted[1] + 2 * c.adapted[3] or 0 -- us at which the rate is what it was
+    if not stays then call('PEXPIRE', CONFIG_KEY, int(ceil((max(c.expiry, c.paused, whole, now) - now + HOUR_US) / 1000))) end
     return kept
 end
 

@@ -19,7 +19,7 @@ do
         if config and method ~= 'concurrency' and (not own or own == config) then -- places are no rate
             local algorithm, n, each, size, more
             version, expiry, paused, algorithm, n, each, size, more = match(config, CONFIG)
-            if version < '1' and version ~= '0' then -- in shadow
+            if version < '1' and version ~= '0' or string.find(config, '~', 1, true) then -- in shadow, or an adapted rate
                 method = ''
             elseif algorithm == '-' or expiry ~= '0' and expiry - now <= 0 then
                 version = nil

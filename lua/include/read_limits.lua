@@ -12,6 +12,7 @@
 --
 -- Gives limits, a table each; used, a set of the names of their algorithms.
 --!include config_format.lua
+--!include adapted_share.lua
 --!include fetch_state_and_config.lua
 local limits, used = {}, {}
 for i = 1, NUMBER do
@@ -42,6 +43,10 @@ for i = 1, NUMBER do
         if text and (part % 3 == 2 or text ~= got[part - 1]) then
 --!include apply_stored_config.lua
         end
+    end
+    if limit.adapted and limit.method == 'token_bucket' then
+        local share, since = adapted_share(now, unpack(limit.adapted))
+        limit.period, limit.since = ceil(limit.period / share), max(limit.since, since)
     end
     limits[i], used[limit.method] = limit, true
 end

@@ -1,0 +1,77 @@
+"""Reads what is stored for a limit from the replies of scripts: rate, pause, share, shadow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..limits.adaptive import adapted_share
+from ..limits.any_limit import AnyLimit
+from ..limits.stored import LimitConfig, StoredShadow, limit_stored
+from ..store.resp import text as text_of
+
+__all__ = ["read_config", "read_shadow", "read_stored"]
+
+
+def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
+    """Read the reply of ``lua/config.lua``."""
+    now, *texts = map(text_of, reply)
+    found = [read_stored(text, int(now)) for text in texts[:2]]
+    of_all, of_key = found[0], found[-1]
+    which = of_key if of_key["stored"] is not None else of_all
+    stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
+    return LimitConfig(
+        name=name,
+        key=key,
+        code=code,
+        stored=stored,
+        in_force=stored or code,
+        since=which["since"] / 1e6,
+        until=which["until"] / 1e6 if which["until"] else None,
+        by=which["by"],
+        reason=which["reason"],
+        version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
+        paused=max(of_all["paused"], of_key["paused"]) / 1e6,
+        share=of_key["share"] if of_key["share"] < 1 else of_all["share"],
+        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
+    )
+
+
+def read_stored(text: str, now: int) -> dict[str, Any]:
+    """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
+    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0, "share": 1.0}
+    if not text:
+        return nothing
+    numbers, _, note = text.partition("\n")
+    numbers, _, adapted = numbers.partition("~")
+    version, until, paused, method, *_, since, _ = numbers.split()
+    said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now)}
+    if adapted:
+        said["share"] = adapted_share(now, *map(int, adapted.split()))
+    if method == "-" or 0 < int(until) <= now:
+        return said
+    kept = json.loads(note)
+    return {
+        **said,
+        "stored": kept["limit"],
+        "since": int(since),
+        "until": int(until),
+        "by": kept["by"],
+        "reason": kept.get("reason", ""),
+    }
+
+
+def read_shadow(said: Any) -> StoredShadow | None:
+    """Read what ``lua/set_shadow.lua`` has stored; ``None``: nothing is stored."""
+    if not said:
+        return None
+    head, _, note = text_of(said).partition("\n")
+    flag, since = head.split()
+    who = json.loads(note)
+    return StoredShadow(flag == "1", int(since) / 1e6, str(who.get("by", "")), str(who.get("reason", "")))
+
+
+def _marked(config: str) -> StoredShadow | None:
+    """Read the shadow in a config's text, which has no author: see ``lua/include/config_format.lua``."""
+    return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None

@@ -1,0 +1,72 @@
+"""How a limit adapts to an upstream that refuses calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from .any_limit import is_number
+from .priority_reserve import MILLION
+
+__all__ = ["Adaptive", "adapted_share", "adaptive_of"]
+
+#: Steps in which a rate recovers to what it was, see ``lua/include/adapted_share.lua``.
+SHARE_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """The rate falls where the upstream refuses calls, and recovers by itself.
+
+    Each incident takes the rate to 0.7 of what it was, for the whole fleet: refused calls whose permits are older than
+    the last reduction do not count again. The rate then rises, slowly near the rate at which the upstream refused, and
+    is back there after ``recover`` seconds; after ``recover`` seconds more the whole configured rate is in force. It is
+    never above that.
+
+    Args:
+        floor: the least share of the rate, above 0 and below 1.
+        recover: seconds, 1 to 86,400.
+
+    Source: CUBIC (RFC 9438), with a time to recover that does not depend on the rate. Weakness: an upstream that
+    accepts calls and is slow, or fails in other ways, is not noticed.
+    """
+
+    floor: float = 0.1
+    recover: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not is_number(self.floor) or not 0 < self.floor < 1:
+            raise ConfigurationError(f"Adaptive: floor={shown(self.floor)} must be a share above 0 and below 1")
+        if not is_number(self.recover) or not 1 <= self.recover <= 86_400:
+            raise ConfigurationError(f"Adaptive: recover={shown(self.recover)} must be seconds, 1 to 86400")
+
+    def wire(self) -> tuple[int, int]:
+        """What ``lua/reduce_rate.lua`` takes: microseconds to recover, and the least share in millionths."""
+        return round(self.recover * 1e6), max(1, round(self.floor * MILLION))
+
+
+def adaptive_of(who: str, written: Any) -> Adaptive | None:
+    """Read the option ``adaptive=`` of a limit: True, False, ``None`` or an :class:`Adaptive`.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    if isinstance(written, Adaptive):
+        return written
+    if written is None or isinstance(written, bool):
+        return Adaptive() if written else None
+    raise ConfigurationError(f"{who}: adaptive={shown(written)} must be True, False or an Adaptive(floor=…, recover=…)")
+
+
+def adapted_share(now: int, reduced: int, before: int, recover: int, least: int) -> float:
+    """The share of its rate that an adaptive limit has: ``lua/include/adapted_share.lua`` in Python, for displays.
+
+    Args:
+        now, reduced, recover: microseconds.
+        before, least: millionths.
+    """
+    passed = max(0, (now - reduced) * SHARE_STEPS // recover) / SHARE_STEPS - 1
+    share = before / MILLION
+    share += (0.3 * share if passed < 0 else 1 - share) * passed**3
+    return min(1.0, max(least / MILLION, share))
