@@ -19,6 +19,7 @@ from .errors import (
     StoreMisconfigured,
     StoreUnavailable,
     Throttled,
+    UpstreamThrottled,
 )
 from .limiter.limiter import Limiter
 from .limiter.limiter_base import LimiterBase
@@ -56,6 +57,7 @@ __all__ = [
     "StoreMisconfigured",
     "StoreUnavailable",
     "Throttled",
+    "UpstreamThrottled",
     "install",
     "observe",
 ]

@@ -18,6 +18,7 @@ from .publisher import publish_on
 from .pydantic_arguments import Models, models_of
 from .requests import PERMIT
 from .return_queues import MAX_RETURNED
+from .upstream_refusal import ReturnToBacklog, call_on_error
 from .worker import Worker
 from .worker_display import add_to_banner, show_revoked_state
 
@@ -28,9 +29,11 @@ __all__ = [
     "BrokerDidNotAnswer",
     "Models",
     "Pool",
+    "ReturnToBacklog",
     "Worker",
     "add_to_banner",
     "broker_fingerprint",
+    "call_on_error",
     "consumer_timeout_of",
     "default_queue_of",
     "fetch_messages",

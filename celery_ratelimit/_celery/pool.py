@@ -42,6 +42,8 @@ from typing import Any
 from celery.concurrency import prefork
 from celery.worker import state
 
+from .upstream_refusal import ReturnToBacklog, refusal_in
+
 __all__ = ["Pool", "processes_of"]
 
 #: The weight of the newest run in the running mean of a task's run times.
@@ -162,8 +164,12 @@ class Pool:
 
         consumer.on_close = closed
 
-    def watch(self, on_end: Callable[[Any], None]) -> None:
-        """Call ``on_end`` with each request that has ended, in the thread or greenlet of its end."""
+    def watch(self, on_end: Callable[[Any], None], on_refusal: Callable[[Any, ReturnToBacklog], None]) -> None:
+        """Call ``on_end`` with each request that has ended, in the thread or greenlet of its end.
+
+        If its upstream has refused its call, ``on_refusal`` is called before, and Celery's callback is not: it would
+        acknowledge a message that is to be put back.
+        """
         apply_async = self._pool.apply_async
 
         def begins(request: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +184,11 @@ class Pool:
         def ends(request: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    return callback(*args, **kwargs)
+                    refusal = refusal_in(args)
+                    if refusal is None:
+                        return callback(*args, **kwargs)
+                    state.task_ready(request)
+                    return on_refusal(request, refusal)
                 finally:
                     self._ended(request, _runtime_in(args))
                     on_end(request)

@@ -115,7 +115,9 @@ class Republisher:
     def _republish(
         self, request: Any, parcel: Parcel, delay: float, marker: Mapping[str, Any], declare: Declare
     ) -> None:
-        for missing in self._publish(request.message.channel, [(parcel, delay, marker)], declare):
+        # Its own channel, unless it was acknowledged before its task ran: that one may be of an earlier connection.
+        channel = self._consumer.task_consumer.channel if request.acknowledged else request.message.channel
+        for missing in self._publish(channel, [(parcel, delay, marker)], declare):
             raise NoSuchQueue(missing)
         self.acknowledge(request)
 

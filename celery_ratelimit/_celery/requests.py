@@ -30,6 +30,7 @@ from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.utils.nodenames import gethostname
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
@@ -50,6 +51,7 @@ __all__ = [
     "is_of_canvas",
     "is_past_deadline",
     "note_arrived",
+    "permit_in",
     "queue_of",
     "reject",
     "remove_marker",
@@ -64,7 +66,8 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked); of a
-#: task that was throttled also ``throttled_for``, in seconds, and ``throttled_by``.
+#: task that was throttled also ``throttled_for``, in seconds, and ``throttled_by``; of one whose upstream
+#: has refused calls, ``upstream_throttles``: how many.
 PERMIT = "ratelimit_permit"
 
 # -- Where it comes from -----------------------------------------------------------------------------------------------
@@ -139,6 +142,14 @@ def is_past_deadline(request: Any, now: Callable[[], float]) -> bool:
     if deadline is None or request.message.properties.get("expiration") is None:
         return False
     return bool(now() - delivery_age(request) >= deadline / 1e6)
+
+
+def permit_in(context: Any) -> Mapping[str, Any] | None:
+    """The permit that this worker took for a running task; ``None``: it took none. ``context``: ``self.request``."""
+    permit = (context.delivery_info or {}).get(PERMIT)
+    # Celery's slower tracer, which start_worker() of celery.contrib.testing runs, names the machine and not the worker.
+    ours = isinstance(permit, dict) and context.hostname in (permit.get("worker"), gethostname())
+    return permit if ours else None
 
 
 # -- How it goes on ----------------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 __all__ = [
     "DELIVERY_COUNTS",
     "RETURN_HEADER",
+    "THROTTLES_HEADER",
     "Parcel",
     "ReturnAddress",
     "as_sent",
     "copy_in",
+    "count_upstream_throttle",
     "expires_at",
     "marker_in",
     "marker_in_headers",
@@ -21,6 +23,7 @@ __all__ = [
     "parcel_of",
     "set_countdown",
     "survivor_in",
+    "upstream_throttles_in",
     "with_survivor",
     "without_marker",
 ]
@@ -31,6 +34,8 @@ RETURN_HEADER = "celery-ratelimit-return"
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
 #: The header of a message that was handed back to its queue: which copy of which parked task it is.
 COPY_HEADER = "celery-ratelimit-copy"
+#: The header of a message whose task was put back because its upstream refused its call: how often that was.
+THROTTLES_HEADER = "celery-ratelimit-upstream-throttles"
 
 #: The headers in which a quorum queue says how often it has delivered a message (the second since RabbitMQ 4.3).
 DELIVERY_COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -74,6 +79,8 @@ def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
     marker = marker_in_headers(headers)
     if _names_copy(headers.get(COPY_HEADER)):
         del headers[COPY_HEADER]
+    if upstream_throttles_in(headers):
+        del headers[THROTTLES_HEADER]
     if marker:
         del headers[RETURN_HEADER]
     return marker
@@ -98,6 +105,17 @@ def copy_in(message: Any) -> dict[str, Any]:
         return marker
     named: Any = (message.headers or {}).get(COPY_HEADER)
     return dict(named) if _names_copy(named) else {}
+
+
+def upstream_throttles_in(headers: Mapping[str, Any] | None) -> int:
+    """How often a task was put back because its upstream refused its call, by its message's headers."""
+    number = (headers or {}).get(THROTTLES_HEADER)
+    return number if type(number) is int and number > 0 else 0
+
+
+def count_upstream_throttle(message: Any) -> None:
+    """Count that a message's task is put back because its upstream refused its call."""
+    message.headers[THROTTLES_HEADER] = upstream_throttles_in(message.headers) + 1
 
 
 def with_survivor(parcel: Parcel, survivor: str) -> Parcel:
@@ -187,6 +205,8 @@ def parcel_of(
             first["CC"] = headers.pop("CC")
         kept = {name: value for name, value in (marker or first).items() if name != "deadline"}
         headers[RETURN_HEADER] = kept if deadline is None else {**kept, "deadline": deadline}
+        if throttles := upstream_throttles_in(message.headers):
+            headers[THROTTLES_HEADER] = throttles
     elif marker:
         headers["eta"] = marker.get("eta")
     parcel = _parcel(message, back.queue if back else queue, headers, expires_at(request))

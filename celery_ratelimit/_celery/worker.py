@@ -42,7 +42,9 @@ from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
 from .return_addresses import ReturnAddresses, ReturnNames
+from .saved_message import upstream_throttles_in
 from .timers import Timers
+from .upstream_refusal import ReturnToBacklog
 
 __all__ = ["Worker"]
 
@@ -81,6 +83,7 @@ class Worker:
         on_message: Callable[[Any], None],
         on_error: Callable[[Any, Exception], None],
         on_revoked: Callable[[Any, Any, bool], None],
+        on_refusal: Callable[[Any, ReturnToBacklog], None],
     ) -> None:
         """Direct each request to ``on_request`` instead of the pool.
 
@@ -90,6 +93,7 @@ class Worker:
             on_message: is called with each message that is delivered, before its countdown.
             on_error: handles an error that a request has raised in the gate or the pool.
             on_revoked: is called with a task that ends as revoked, its context, and whether it has expired.
+            on_refusal: is called with a request whose upstream has refused its call, in the place of Celery's callback.
         """
 
         def arrive(request: Any) -> None:
@@ -111,14 +115,17 @@ class Worker:
         self._on_error, self.final_states = on_error, FinalStates(timers, self.consumption.prefetch, on_revoked)
         consumer.on_task_request = timers.locked(arrive)
         self.pool.survive_reconnect(consumer)
-        self.pool.watch(timers.on_gate_thread(timers.locked(timers.guarded(on_end))))
+        on_refusal = timers.locked(timers.guarded(on_refusal))
+        self.pool.watch(timers.on_gate_thread(timers.locked(timers.guarded(on_end))), on_refusal)
         timers.fire_on_time()
         self.consumption.watch(timers.locked(timers.guarded(delivered)))
 
     def start(self, request: Any, permit: Mapping[str, Any] | None = None) -> None:
         """Start a request in the pool, with its permit, if it has one."""
         if permit is not None:
-            request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
+            throttles = upstream_throttles_in(request.message.headers)
+            counted = {"upstream_throttles": throttles} if throttles else {}
+            request.delivery_info[PERMIT] = {"worker": self.hostname, **permit, **counted}
         try:
             self._start(request)
         except Exception as error:  # a time limit that is no number, for one

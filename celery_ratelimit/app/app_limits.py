@@ -61,6 +61,11 @@ class AppLimits(Mapping[str, AnyLimit]):
             self._planned.add((task.name, queue))
         return plan
 
+    def has_any(self, task: Any, queue: str, names: set[str]) -> bool:
+        """Whether one of these limits is of ``task`` for messages from ``queue``."""
+        plan = self.plan_of(task, queue)
+        return plan is not None and not names.isdisjoint({limit.name for limit in plan.limits})
+
     def _known(self) -> dict[str, AnyLimit]:
         if self._tasks != len(self._app.tasks):
             self._tasks = len(self._app.tasks)

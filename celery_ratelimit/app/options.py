@@ -30,7 +30,10 @@ __all__ = [
 ]
 
 #: The options of tasks.
-OPTIONS = ("limits", "throttle", "inline_wait", "max_wait", "overflow", "coalesce", "coalesce_key")
+OPTIONS = (
+    *("limits", "throttle", "inline_wait", "max_wait", "overflow", "coalesce", "coalesce_key"),
+    *("upstream_errors", "max_upstream_throttles"),
+)
 THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
 COALESCES = ("newest", "oldest")

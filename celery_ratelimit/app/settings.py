@@ -46,6 +46,8 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_orphans_after": 60,
     "ratelimit_observers": (),
     "ratelimit_counts": True,
+    "ratelimit_upstream_errors": {},
+    "ratelimit_max_upstream_throttles": 20,
 }
 
 _HARMLESS = set(string.ascii_letters + string.digits + ".-_")
@@ -68,6 +70,8 @@ class Settings:
         orphans_after: seconds after which tasks that no worker attends to go back to their own queues.
         observers: the observers of tasks' outcomes, as written; see ``observers.py``.
         counts: whether decisions are counted in the store.
+        upstream_errors: errors that are refusals by an upstream, as written; see ``upstream_errors.py``.
+        max_upstream_throttles: how often a task is put back because its upstream refused its call.
     """
 
     url: str = field(repr=False)
@@ -83,6 +87,8 @@ class Settings:
     orphans_after: float = 60.0
     observers: tuple[Any, ...] = ()
     counts: bool = True
+    upstream_errors: Mapping[Any, Any] = field(default_factory=dict)
+    max_upstream_throttles: int = 20
 
     @property
     def in_memory(self) -> bool:
@@ -169,9 +175,14 @@ def _read(app: Celery) -> Settings:
     counts = value["ratelimit_counts"]
     if not isinstance(counts, bool):
         raise ConfigurationError(f"ratelimit_counts={counts!r} must be True or False")
+    most = value["ratelimit_max_upstream_throttles"]
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise ConfigurationError(f"ratelimit_max_upstream_throttles={most!r} must be a whole number, 0 or more")
     url, options = store_address(app, value["ratelimit_url"], value["ratelimit_store_options"])
     return Settings(
         counts=counts,
+        upstream_errors=value["ratelimit_upstream_errors"],
+        max_upstream_throttles=most,
         observers=tuple(observers),
         fleet=fleet or "",
         orphans_after=float(orphans_after),

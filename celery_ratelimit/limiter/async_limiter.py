@@ -13,7 +13,6 @@ from ..limits.decision import Decision
 from ..limits.templates import Cost, Key
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import async_client_of, async_close_client, connection_wait_of
-from .admin_methods import AdminMethods
 from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
 from .call_requests import reader_of
@@ -22,6 +21,7 @@ from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .prepared_acquire import AsyncPermitMethods
+from .upstream_methods import UpstreamMethods
 
 __all__ = ["AsyncLimiter"]
 
@@ -35,7 +35,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(AsyncPermitMethods, ChargeMethods, AdminMethods):
+class AsyncLimiter(AsyncPermitMethods, ChargeMethods, UpstreamMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call

@@ -15,7 +15,6 @@ from ..limits.decision import Decision
 from ..limits.templates import Cost, Key
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import client_of, close_client
-from .admin_methods import AdminMethods
 from .blocking_acquire import throttled
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
@@ -24,6 +23,7 @@ from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .prepared_acquire import SyncPermitMethods
 from .sync_store import StoreRunner
+from .upstream_methods import UpstreamMethods
 
 __all__ = ["Limiter"]
 
@@ -40,7 +40,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(SyncPermitMethods, ChargeMethods, AdminMethods):
+class Limiter(SyncPermitMethods, ChargeMethods, UpstreamMethods):
     """Acquires permits from the store. Works in any process that can reach the store.
 
     A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:

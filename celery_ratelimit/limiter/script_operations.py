@@ -36,6 +36,7 @@ class LimiterScripts:
         self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.check_permissions = script("pause"), script("config"), script("check_permissions")
+        self.report_throttle = script("report_throttle")
         self.set_weight, self.weights = script("set_weight"), script("weights")
         self.add_counts, self.read_counts = script("add_counts"), script("read_counts")
         self.recent_usage = script("recent_usage")

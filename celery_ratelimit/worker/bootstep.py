@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from celery import Celery, bootsteps
 
-from .._celery import Worker, add_to_banner, show_revoked_state
+from .._celery import Worker, add_to_banner, call_on_error, show_revoked_state
 from ..app.app_limits import AppLimits
 from ..app.declared_limits import declare
 from ..app.observers import observers_of
@@ -18,6 +18,7 @@ from ..app.plan import node_of
 from ..app.settings import forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
 from ..app.survey import forgotten, limits_shown
+from ..app.upstream_errors import return_if_refused, upstream_errors_of
 from ..backlog.backlog import Backlog, backlog_of
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..store.url_text import without_password
@@ -67,6 +68,9 @@ class GateStep(bootsteps.StartStopStep):
             if not limited and not settings.tasks and not _left_something(app):
                 _warn(app, limited, ask_store=False)
                 return
+            for task in list(app.tasks.values()):
+                upstream_errors_of(task)  # finds invalid ones early
+                call_on_error(task, return_if_refused)
             add_to_banner(consumer.controller, "limits", limits_shown(app))
             worker = Worker(consumer)
             worker.broker.return_queue_for = settings.return_queue_for
@@ -82,7 +86,8 @@ class GateStep(bootsteps.StartStopStep):
         except ConfigurationError as error:
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited, observers)
-        worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error, gate.on_revoked)
+        on_refusal = gate.upstream_returns.put_back
+        worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error, gate.on_revoked, on_refusal)
         worker.consumption.consume_return_queues(settings.return_queue_for)
 
     def start(self, consumer: Any) -> None:

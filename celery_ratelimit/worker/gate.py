@@ -18,7 +18,7 @@ from .._celery.message_fields import priority_of
 from .._celery.saved_message import marker_in, marker_in_headers, set_countdown
 from ..app.app_limits import AppLimits
 from ..app.builtin_call_warning import BuiltinCallWarning
-from ..app.plan import Plan, is_built_in
+from ..app.plan import is_built_in
 from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
 from ..backlog.return_scheduler import ReturnScheduler
@@ -48,6 +48,7 @@ from .request_queues import Expirations, RequestQueues
 from .request_resources import RequestResources
 from .scheduler import Scheduler
 from .stored_limit_labels import StoredLimitLabels
+from .upstream_returns import UpstreamReturns
 
 __all__ = ["Gate"]
 
@@ -107,6 +108,7 @@ class Gate:
         self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
         # What becomes of them.
         deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage)
+        self.upstream_returns = UpstreamReturns(worker, limits, attendant, outage, reporter, deduplication)
         self._batch = batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch, capacity.turns)
         actions = Actions(worker, clock, outage, prefetch, resources, reporter, batch, deduplication)
         self._fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
@@ -293,8 +295,5 @@ class Gate:
         self._attendant.occupied.forget_turns(names)
         self._scheduler.note_changed(names)
         self._attendant.rescheduler.wake(names)
-        self.worker.timers.fire_early(lambda request: self._is_limited_by(request, names))
-
-    def _is_limited_by(self, request: Any, names: set[str]) -> bool:
-        plan: Plan | None = self._limits.plan_of(request.task, requests.queue_of(request))
-        return plan is not None and any(limit.name in names for limit in plan.limits)
+        has_any, queue_of = self._limits.has_any, requests.queue_of
+        self.worker.timers.fire_early(lambda request: has_any(request.task, queue_of(request), names))

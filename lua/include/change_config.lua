@@ -4,7 +4,7 @@
 --
 -- Uses CONFIG_KEY and CONFIG, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
 -- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua).
--- Gives config, a table, and its text; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
+-- Gives config, a table, and its text; HOUR_US; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.
 --!include config_format.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,

@@ -224,7 +224,11 @@ class Bench:
             has_ended=False,
             confirm=lambda released: None,
         )
-        limits: Any = SimpleNamespace(plan_of=lambda task, queue: task.plan, get=lambda name: None)
+        limits: Any = SimpleNamespace(
+            plan_of=lambda task, queue: task.plan,
+            get=lambda name: None,
+            has_any=lambda task, queue, names: any(limit.name in names for limit in task.plan.limits),
+        )
         self.leases = leases
         self.gate = Gate(worker, self, leases, settings, limits)  # type: ignore[arg-type]
 

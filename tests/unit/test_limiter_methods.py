@@ -19,7 +19,18 @@ SYNC_ONLY = {"check_store"}
 SURFACE = {
     *("acquire", "acquire_up_to", "available", "cancel", "charge", "limited", "peek", "permit"),
     *("release", "renew", "reserve", "reset", "settle"),
-    *("config", "expire_rate", "history", "pause", "resume", "set_rate", "set_shadow", "set_weight", "shadow_report"),
+    *(
+        "config",
+        "expire_rate",
+        "history",
+        "pause",
+        "resume",
+        "set_rate",
+        "set_shadow",
+        "set_weight",
+        "shadow_report",
+        "throttled",
+    ),
     *("stats", "try_set_rate", "unset_rate", "weights", "from_app", "from_url", "ping"),
 }
 

@@ -86,7 +86,7 @@ def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> Non
     pool = Pool(
         SimpleNamespace(num_processes=4, is_green=False, apply_async=lambda *_, **options: given.update(options))
     )
-    pool.watch(lambda request: None)
+    pool.watch(lambda request: None, lambda request, refusal: None)
     pool._pool.apply_async(None, ("task",), callback=None)
     (job,) = pool._jobs.values()
     job.started_at = time.monotonic() - 0.5
@@ -155,7 +155,7 @@ def test_a_task_that_was_written_to_a_process_runs_on_when_the_connection_is_los
 
     processes = SimpleNamespace(_cache=cache)
     pool = Pool(SimpleNamespace(num_processes=4, is_green=False, apply_async=apply_async, _pool=processes))
-    pool.watch(lambda request: None)
+    pool.watch(lambda request: None, lambda request, refusal: None)
     process = SimpleNamespace(inqW_fd=1, _is_alive=lambda: True)
     written, waits = Handler(process), Handler(None)
     for request in (written, waits):

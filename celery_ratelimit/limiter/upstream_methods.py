@@ -1,0 +1,92 @@
+"""The limiters' method for an upstream that has refused a call. It is an operation."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from ..limits.any_limit import AnyLimit
+from ..limits.limit import Limit
+from ..store.keys import bucket_key, changes_key, history_key, short, touched_key
+from ..store.resp import bulk
+from .admin_methods import AdminMethods
+from .argument_checks import microseconds, seconds_of
+from .limit_request import LimitRequest
+from .operation import Operation, RunScript, limiter_method, run_all
+from .script_calls import ARGUMENTS, KEYS
+from .script_operations import Operations
+from .stored_settings import note_of
+
+__all__ = ["LONGEST_RETRY_AFTER", "UpstreamMethods", "report_throttle"]
+
+#: Seconds: no upstream pauses a limit for longer.
+LONGEST_RETRY_AFTER = 86400.0
+#: Seconds: the longest pause where the upstream has not said for how long; and the share of a pause that may be added.
+MAX_PAUSE, JITTER = 60.0, 0.25
+
+
+class UpstreamMethods(AdminMethods):
+    """Report what an upstream has answered."""
+
+    @limiter_method
+    def throttled(
+        self,
+        name: str | AnyLimit,
+        *,
+        key: str | None = None,
+        retry_after: float | None = None,
+        granted_at: int | None = None,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
+    ) -> Operation[float]:
+        """Pause a limit whose upstream has refused a call, usually with status 429.
+
+        The pause lasts for ``retry_after``, a day at most. If the upstream has not said how long, it lasts as long as
+        a permit takes to come back, and at least a second; it doubles while calls are refused, up to a minute, and
+        is up to a quarter longer by chance. A pause never shortens a longer one. Afterwards calls leave at the rate: a
+        token bucket has no burst then.
+
+        Args:
+            name: the limit's name, or the limit.
+            key: pauses only this bucket of a limit with keys.
+            retry_after: seconds for which the upstream wants no calls. ``None``, or 0 and less: it has not said.
+            granted_at: when the permit of the refused call was good, in microseconds of the store's clock. Several
+                calls that were on their way double the pause once. Default: now.
+            by, reason: author and reason, for :meth:`history`; default author: user and host.
+            force: see :meth:`set_rate`.
+
+        Returns:
+            Seconds from now until the pause ends; 0.0: the limit is not paused.
+        """
+        known, code = yield from self._named(name, key, force)
+        limit = LimitRequest(code or Limit("1/s"), known, short(key or ""))
+        note = note_of(by, reason)
+        return (yield from report_throttle(self._core, limit, retry_after, granted_at, note, is_known=code is not None))
+
+
+def report_throttle(
+    core: Operations,
+    demand: LimitRequest,
+    retry_after: float | None,
+    granted_at: int | None,
+    note: str,
+    *,
+    is_known: bool = True,
+) -> Operation[float]:
+    """:meth:`UpstreamMethods.throttled` for a bucket; ``is_known``: its limit is that of the code."""
+    seconds = 0.0 if retry_after is None else max(0.0, min(seconds_of("retry_after", retry_after), LONGEST_RETRY_AFTER))
+    if granted_at is not None and (isinstance(granted_at, bool) or not isinstance(granted_at, int) or granted_at < 0):
+        raise ConfigurationError(f"granted_at={shown(granted_at)} must be a whole number of microseconds since 1970")
+    number, packed_keys, arguments = core.calls.packed((demand,))
+    prefix, name = core.calls.prefix, demand.name
+    more = (changes_key(prefix, name), touched_key(prefix, name), history_key(prefix, name))
+    keys = [*more, bucket_key(prefix, name, demand.key, "refused")]
+    interval = microseconds(demand.interval) if is_known else 0
+    most, jitter = microseconds(MAX_PAUSE), int(random.uniform(0, JITTER) * 1e6)
+    first: list[Any] = [microseconds(seconds), granted_at or 0, interval, most, jitter, demand.key, note]
+    size = KEYS * number + len(keys)
+    call = size, size + len(first) + ARGUMENTS, [packed_keys, bulk(*keys), bulk(*first), arguments]
+    (reply,) = yield from run_all([RunScript(core.scripts.report_throttle, call)])
+    return int(reply) / 1e6

@@ -1,0 +1,147 @@
+"""Puts tasks back whose upstream has refused their call: as they came, at the head of their backlog.
+
+The run has ended, and without ``acks_late`` the broker has forgotten the message long ago: from here on nothing else
+knows the task. So it is parked at once, and not with the next batch; the worker's loop waits for the reply.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from .._celery import ReturnToBacklog, Worker, requests
+from .._celery.message_fields import priority_of
+from .._celery.saved_message import count_upstream_throttle, marker_in
+from ..app.app_limits import AppLimits
+from ..backlog.backlog import ParkResult
+from ..backlog.return_scheduler import ReturnScheduler
+from ..backlog.tuning import RETURN_EARLY
+from ..errors import StoreFull
+from ..limiter.limit_request import LimitRequest
+from ..store_calls.outage import Outage
+from ..store_calls.store_calls import asked
+from .actions import AGAIN
+from .deduplication import Deduplication, coalesce_key
+from .reporting import Reporter, ThrottleReport
+from .request import PendingRequest
+from .rules import GiveUp, Park, PermitRequest, Republish
+
+__all__ = ["UpstreamReturns", "put_back"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+
+def put_back(
+    pending: PermitRequest, demand: LimitRequest, wait: float, *, since: int, parks: bool
+) -> Park | Republish | GiveUp:
+    """The task has run, and its upstream has refused its call: the limit of ``demand`` is paused for ``wait`` seconds.
+
+    Args:
+        since: when the task was throttled first, or its permit was good, in microseconds by the store's clock.
+        parks: whether it may wait in the store now.
+    """
+    policy = pending.plan.policy
+    if not policy.waits or wait > policy.claim:
+        return GiveUp(policy.overflow if policy.waits else policy.throttle, demand, wait)
+    return Park(demand, wait, since=since) if parks else Republish(wait, demand)
+
+
+class UpstreamReturns:
+    """Puts tasks of one worker back whose runs have ended so."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        limits: AppLimits,
+        attendant: ReturnScheduler,
+        outage: Outage,
+        reporter: Reporter,
+        deduplication: Deduplication,
+    ) -> None:
+        self._worker, self._limits, self._attendant, self._outage = worker, limits, attendant, outage
+        self._reporter, self._deduplication = reporter, deduplication
+
+    def put_back(self, request: Any, refusal: ReturnToBacklog) -> None:
+        """The run of a request has ended, as its upstream has refused its call."""
+        logger.info(
+            "Task %s[%s]: its upstream has refused its call, and limit %r is paused for %.3f s",
+            *(request.name, request.id, refusal.limit, refusal.pause),
+        )
+        try:
+            queue, now = requests.queue_of(request), monotonic()
+            plan = self._limits.plan_of(request.task, queue)
+            assert plan is not None  # or the run would not have had a permit
+            priority = priority_of(request.message.properties.get("priority"))
+            demands = plan.demands(request.args, request.kwargs, priority)
+            pending = PendingRequest(request, queue, plan, demands, 0, now, now, has_reservation=True, returned=True)
+            pending.can_park, pending.coalesce_key = self._attendant.may_park(plan), coalesce_key(plan, request)
+            count_upstream_throttle(request.message)
+            since = int(marker_in(request.message).get("since") or refusal.granted_at)
+            demand = pending.demand(refusal.limit)
+            action = put_back(pending, demand, refusal.pause, since=since, parks=pending.parks and not self._outage)
+        except Exception as error:
+            logger.error("Task %s[%s] cannot be put back: %r", request.name, request.id, error, exc_info=error)
+            requests.fail(request, error)
+        else:
+            self._carry_out(pending, action)
+
+    def _carry_out(self, pending: PendingRequest, action: Park | Republish | GiveUp) -> None:
+        """Carry an action out, again and again until the store or the broker has taken the task."""
+        request = pending.request
+        try:
+            match action:
+                case Park(demand, wait):
+                    if not self._is_parked(pending, demand, wait, action.since):
+                        self._send_back(pending, Republish(wait, demand))
+                case Republish():
+                    self._send_back(pending, action)
+                case GiveUp():
+                    self._give_up(pending, action)
+        except Exception as error:
+            logger.warning(
+                "Task %s[%s] could not be put back after its upstream has refused its call (%r): held, and tried again",
+                *(request.name, request.id, error),
+            )
+            self._worker.timers.call_after(AGAIN, partial(self._carry_out, pending, action))
+
+    def _is_parked(self, pending: PendingRequest, demand: LimitRequest, wait: float, since: int) -> bool:
+        """Park a task. False: the store has not taken it, or has not replied."""
+        bucket = demand.name, demand.key
+        packed = self._attendant.to_park(pending, demand, since)
+        parks = self._attendant.parks({bucket: [(pending, packed)]}, only_behind=False)
+        try:
+            said = self._outage.ask(lambda: asked(parks), None)
+        except StoreFull:
+            said = None
+        if said is None:
+            return False
+        (result,) = said[bucket]
+        self._on_parked(pending, ThrottleReport("parked", wait, demand), result)
+        return True
+
+    def _on_parked(self, pending: PendingRequest, report: ThrottleReport, result: ParkResult) -> None:
+        if result.outcome == "replaced":
+            self._deduplication.end_coalesced(pending, result.survivor)
+        else:
+            self._reporter.announce(pending, report)
+
+    def _send_back(self, pending: PendingRequest, action: Republish) -> None:
+        """Publish a task's message, to return after the pause: the worker that has it next knows how often it ran."""
+        delay = min(action.wait, self._worker.broker.max_hold(pending.queue)) - RETURN_EARLY
+        back = self._worker.return_addresses.address(pending.queue)
+        slot_us = self._attendant.clock.slot_in(delay + RETURN_EARLY)
+        self._worker.republisher.send_back(pending.request, pending.queue, back, delay, slot_us)
+        self._deduplication.forget(pending)
+        self._reporter.announce(pending, ThrottleReport("returned", action.wait, action.demand))
+
+    def _give_up(self, pending: PendingRequest, action: GiveUp) -> None:
+        report = ThrottleReport("", action.wait, action.demand).given_up(action.how, pending.plan.policy)
+        if report.to is not None:
+            self._worker.republisher.redirect(pending.request, report.to)
+        self._reporter.announce(pending, report)
+        if action.how == "drop":
+            requests.revoke(pending.request, "dropped", report.reason)
+        elif action.how == "fail":
+            requests.fail(pending.request, report.error)

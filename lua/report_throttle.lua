@@ -1,0 +1,67 @@
+-- report_throttle: an upstream has refused a call, usually with status 429: pause the limit, and let its backlog leave at the rate afterwards.
+--
+-- Where the upstream has not said for how long, the first pause lasts as long as a permit takes, a second at least. It doubles if one of
+-- the first ten calls after it is refused as well. A call whose permit is older than the end of a pause says nothing new: it was on its
+-- way. A shorter pause never shortens one that is there. A token bucket is empty when the pause ends: no burst meets the upstream.
+--
+-- KEYS   four of the limit, see include/read_limits.lua; then changes, touched and history, see include/change_config.lua; then refused:
+--        "<us it began> <us it ends> <us it lasts>" of the last pause that a report has begun
+-- ARGV   1  retry     us, > 0: for how long the upstream wants no calls; 0: it has not said
+--        2  granted   us: when the permit of the call was good; 0: now
+--        3  interval  us, > 0: in which a permit comes back; 0: the limit is not known, and its bucket stays as it is
+--        4  most      us: the longest pause, if the upstream has not said
+--        5  jitter    millionths of the pause that are added, if the upstream has not said
+--        6  key       text: of the bucket that is paused; '' for the whole limit
+--        7  note      text: who and why, for the history
+--        then six of the limit, see include/read_limits.lua
+-- Reply  us that the limit is paused for, from now
+-- Writes config, history, refused: an hour longer than the pause; the state
+local CHANGES, TOUCHED, HISTORY, REFUSED = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local CONFIG_KEY = KEYS[3]
+local RETRY_US, GRANTED, INTERVAL_US, MOST_US, JITTER = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
+local BUCKET, NOTE = ARGV[6], ARGV[7]
+local NUMBER, FIRST_LIMIT = 1, 8
+local CORRECTS = true -- see include/algorithms.lua
+local FIRST_US, PROBES = 1000000, 10
+--!include prelude.lua
+--!include now.lua
+--!include change_config.lua
+--!include read_limits.lua
+--!include load_line_functions.lua
+
+local began, ends, lasted = match(call('GET', REFUSED) or '', '^(%d+) (%d+) (%d+)$')
+if began then
+    began, ends, lasted = began + 0, ends + 0, lasted + 0
+    if config.resumed > began then ends = min(ends, config.resumed) end -- by hand
+end
+local granted, first = GRANTED > 0 and GRANTED or now, max(FIRST_US, INTERVAL_US)
+local lasts, pause = first, RETRY_US
+if RETRY_US == 0 then
+    if ends and granted < ends then
+        lasts = 0
+    elseif ends and granted <= ends + PROBES * INTERVAL_US then
+        lasts = max(first, min(2 * lasted, MOST_US))
+    end
+    pause = floor(lasts * (1 + JITTER / 1000000))
+end
+local until_us = now + pause
+if until_us <= max(now, config.paused) then return max(0, config.paused - now) end
+
+-- Of many refusals in a row the history keeps the last one.
+local verb, of, note = match(call('LINDEX', HISTORY, 0) or '', '^%d+ (%a+) (%d+) %d+ %d+\n(.*)$')
+if verb == 'throttled' and string.sub(note, 1, tonumber(of)) == BUCKET and tonumber(of) == #BUCKET then
+    call('LTRIM', HISTORY, 1, '-1')
+end
+config.paused = until_us
+keep_config('throttled')
+call('SET', REFUSED, format('%d %d %d', now, until_us, lasts), 'PX', int(ceil((pause + HOUR_US) / 1000)))
+local limit = limits[1]
+if INTERVAL_US > 0 and limit.method == 'token_bucket' and not limit.in_shadow then
+    look(limit, now, '')
+    local tat, rem = algorithms.token_bucket.advance(limit, until_us, 0, limit.burst - 1)
+    if tat > limit.tat then
+        limit.tat, limit.rem = tat, rem
+        limit.algorithm.write(limit, now)
+    end
+end
+return pause

@@ -1,0 +1,128 @@
+"""Pauses that an upstream causes: as long as it says, or longer each time; and what leaves afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
+from celery_ratelimit.limiter import upstream_methods
+from tests.conftest import Clock
+
+from .frozen import expiries
+
+API = Limit("100/s", burst=10, name="api")
+SLOW = Limit("1/m", name="slow")
+TENANTS = Limit("10/s", name="tenants", key="{tenant}")
+
+
+@pytest.fixture(autouse=True)
+def _without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_methods, "JITTER", 0.0)
+
+
+@pytest.fixture
+def limiter(frozen: Limiter) -> Limiter:
+    frozen.quotas.update(api=API, slow=SLOW, tenants=TENANTS, places=Concurrency(2, name="places"))
+    return frozen
+
+
+def test_the_upstream_says_for_how_long(limiter: Limiter, clock: Clock) -> None:
+    assert limiter.throttled("api", retry_after=5) == 5
+    assert limiter.throttled("api", retry_after=2) == 5, "a pause never becomes shorter"
+    assert limiter.throttled("api", retry_after=30) == 30
+    assert limiter.acquire("api").retry_after == 30
+    clock.advance(30)
+    assert limiter.acquire("api")
+    assert limiter.throttled("api", retry_after=1e9) == 86400, "a day at most"
+
+
+@pytest.mark.parametrize("name", ["api", "slow", "places"])
+def test_it_has_not_said(limiter: Limiter, clock: Clock, name: str) -> None:
+    first = 60 if name == "slow" else 1
+    for said in (None, 0, -3):
+        assert limiter.throttled(name, retry_after=said) == first, "and once for all that were on their way"
+    clock.advance(first)
+    pauses = []
+    for _ in range(8):
+        pauses.append(limiter.throttled(name))
+        clock.advance(pauses[-1])
+    assert pauses == ([60] * 8 if name == "slow" else [2, 4, 8, 16, 32, 60, 60, 60])
+
+
+def test_calls_that_were_on_their_way_say_nothing_new(limiter: Limiter, clock: Clock) -> None:
+    before = clock.us
+    clock.advance(0.01)
+    assert limiter.throttled("api", granted_at=before) == 1
+    clock.advance(0.5)
+    assert limiter.throttled("api", granted_at=before) == 0.5
+    clock.advance(0.6)
+    assert limiter.throttled("api", granted_at=before) == 0, "the pause is over"
+    assert limiter.throttled("api", granted_at=clock.us - 50_000) == 2, "one of the first ten calls after it"
+    clock.advance(2.5)
+    assert limiter.throttled("api", granted_at=clock.us) == 1, "fifty calls have passed before it"
+
+
+def test_what_an_operator_says_holds(limiter: Limiter, clock: Clock) -> None:
+    limiter.pause("api", 100)
+    assert limiter.throttled("api", retry_after=5) == 100
+    limiter.resume("api")
+    assert limiter.throttled("api") == 1
+    clock.advance(0.5)
+    limiter.resume("api")
+    assert limiter.throttled("api", granted_at=clock.us) == 2, "a call after the resume has been refused"
+
+
+@pytest.mark.parametrize("stored", [None, "50/s"])
+def test_no_burst_meets_the_upstream(limiter: Limiter, clock: Clock, stored: str | None) -> None:
+    if stored:
+        limiter.set_rate("api", stored)
+    interval = 20_000 if stored else 10_000
+    limiter.throttled("api", retry_after=5)
+    clock.advance(5)
+    began, starts = clock.us, []
+    for _ in range(20):
+        while not (decision := limiter.acquire("api")):
+            clock.advance(decision.retry_after)
+        starts.append(clock.us - began)
+    assert starts == [interval * number for number in range(20)]
+
+
+def test_a_bucket_that_is_in_debt_stays_so(limiter: Limiter, clock: Clock) -> None:
+    limiter.charge("api", 1000)
+    limiter.throttled("api", retry_after=5)
+    clock.advance(5)
+    assert limiter.acquire("api").retry_after == pytest.approx(4.91)
+
+
+def test_keys(limiter: Limiter) -> None:
+    assert limiter.throttled("tenants", key="7", retry_after=5) == 5
+    assert limiter.acquire("tenants", key="7").retry_after == 5
+    assert limiter.acquire("tenants", key="8")
+    assert limiter.throttled("tenants", retry_after=5) == 5
+    assert limiter.acquire("tenants", key="8").retry_after == 5
+    with pytest.raises(ConfigurationError, match="key"):
+        limiter.throttled("api", key="7")
+
+
+@pytest.mark.parametrize("value", [float("nan"), "5", True, [5]])
+def test_values_that_are_no_seconds(limiter: Limiter, value: object) -> None:
+    with pytest.raises(ConfigurationError, match="retry_after"):
+        limiter.throttled("api", retry_after=value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="granted_at"):
+        limiter.throttled("api", granted_at=value)  # type: ignore[arg-type]
+
+
+def test_the_history_keeps_the_last_of_many(limiter: Limiter, clock: Clock, store: redis.Redis) -> None:
+    limiter.set_rate("api", "50/s", by="anna")
+    for number in range(5):
+        limiter.throttled("api", by="429 of task charge", reason=f"of task {number}", retry_after=5)
+        clock.advance(6)
+    limiter.throttled("api", by="429 of task charge", retry_after=5)
+    assert [(each.verb, each.by) for each in limiter.history("api")] == [
+        ("set", "anna"),
+        ("throttled", "429 of task charge"),
+    ]
+    assert {key.split(":")[-1] for key in store.scan_iter("ratelimit:*")} - {"config"} <= {
+        key.split(":")[-1] for key in expiries(store)
+    }, "law 9"
