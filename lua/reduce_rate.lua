@@ -6,7 +6,7 @@
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
 --        4  history, see include/keep_change.lua
 -- ARGV   1  granted   us at which the refused call's permit was good; 0: not known, and a reduction less than a second ago was enough
---        2  recover   us, > 0: after which the rate is back
+--        2  recover   us, > 0: after which the rate is what it was; the whole rate comes after twice that
 --        3  least     millionths of the rate that the limit keeps, > 0
 --        4  note      text: what only clients read
 --        5  key       text: of the bucket; '' for the whole limit

@@ -17,8 +17,8 @@ from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, batches, run_all
-from .script_calls import call_of
 from .read_settings import read_shadow
+from .script_calls import call_of
 
 if TYPE_CHECKING:
     from .script_operations import Operations

@@ -48,6 +48,8 @@ class UpstreamMethods(AdminMethods):
         is up to a quarter longer by chance. A pause never shortens a longer one. Afterwards calls leave at the rate: a
         token bucket has no burst then.
 
+        The rate of a limit with ``adaptive`` falls; without ``retry_after`` it is not paused besides.
+
         Args:
             name: the limit's name, or the limit.
             key: pauses only this bucket of a limit with keys.
@@ -63,6 +65,10 @@ class UpstreamMethods(AdminMethods):
         known, code = yield from self._named(name, key, force)
         limit = LimitRequest(code or Limit("1/s"), known, short(key or ""))
         note = note_of(by, reason)
+        if isinstance(code, Limit) and code.adaptive is not None:
+            yield from self._core.settings.reduce_rate(known, key, code.adaptive, granted_at, note)
+            if not retry_after or retry_after <= 0:
+                return 0.0
         return (yield from report_throttle(self._core, limit, retry_after, granted_at, note, is_known=code is not None))
 
 

@@ -20,13 +20,13 @@ class Adaptive:
     """The rate falls where the upstream refuses calls, and recovers by itself.
 
     Each incident takes the rate to 0.7 of what it was, for the whole fleet: refused calls whose permits are older than
-    the last reduction do not count again. The rate then rises, slowly near the rate at which the upstream refused, and
-    is back there after ``recover`` seconds; after ``recover`` seconds more the whole configured rate is in force. It is
-    never above that.
+    the last reduction do not count again. The rate then rises, slowly near the rate at which the upstream refused; it
+    is back there after half of ``recover``, and the whole configured rate is in force after ``recover``. It is never
+    above that.
 
     Args:
         floor: the least share of the rate, above 0 and below 1.
-        recover: seconds, 1 to 86,400.
+        recover: seconds from a reduction to the whole rate, 1 to 86,400, if the upstream refuses no call meanwhile.
 
     Source: CUBIC (RFC 9438), with a time to recover that does not depend on the rate. Weakness: an upstream that
     accepts calls and is slow, or fails in other ways, is not noticed.
@@ -42,8 +42,8 @@ class Adaptive:
             raise ConfigurationError(f"Adaptive: recover={shown(self.recover)} must be seconds, 1 to 86400")
 
     def wire(self) -> tuple[int, int]:
-        """What ``lua/reduce_rate.lua`` takes: microseconds to recover, and the least share in millionths."""
-        return round(self.recover * 1e6), max(1, round(self.floor * MILLION))
+        """What ``lua/reduce_rate.lua`` takes: us until the refused rate is back, and the least share in millionths."""
+        return round(self.recover * 1e6 / 2), max(1, round(self.floor * MILLION))
 
 
 def adaptive_of(who: str, written: Any) -> Adaptive | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..limiter.limit_request import LimitRequest
 from ..limiter.operation import Operation, RunScript, batches, run_all
+from ..limiter.read_settings import read_config
 from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
-from ..limiter.read_settings import read_config
 from ..limits.any_limit import AnyLimit
 from ..limits.stored import LimitConfig
 from ..store.keys import count_keys

@@ -2,7 +2,7 @@
 --
 -- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
 --
--- Uses CONFIG_KEY and CONFIG, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
+-- Uses CONFIG_KEY; CONFIG and ADAPTED, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
 -- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua).
 -- Gives config, a table, and its text; HOUR_US; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.

@@ -1,6 +1,6 @@
 -- The limits of the request: as the caller sent them, or as people have stored them; and the state of each.
 --
--- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; and of its own includes got, CONFIG and
+-- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; and of its own includes got, CONFIG, adapted_share and
 -- algorithms. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the
 -- same where it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
 --   algorithm   text      the name of a file beside this one

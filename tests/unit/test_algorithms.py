@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit import Adaptive, Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.app.settings import limits_of
 from celery_ratelimit.limiter.argument_checks import actual_costs
 from celery_ratelimit.limiter.limit_request import LimitRequest
@@ -89,6 +89,7 @@ OWN_OPTIONS: dict[str, tuple[Any, str]] = {
     "debt": (1, "token_bucket"),
     "warmup": (1.5, "token_bucket"),
     "priority_reserve": ({0: 0.5}, "token_bucket"),
+    "adaptive": (Adaptive(), "token_bucket"),
     "capacity": (5, "leaky_bucket"),
     "align": ("first", "fixed_window"),
     "sub_windows": (5, "sliding_window"),
