@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import ConfigurationError, shown
 
@@ -28,17 +28,14 @@ _LONGEST_NAME, _LONGEST_VALUE = 100, 1000
 _EPOCH, _EPOCH_MS = 1e9, 1e11
 #: Statuses that refuse a call for its rate if they say when to come back; 429 always does. 403: GitHub.
 _REFUSALS = (403, 503, 529)
-#: Headers like Retry-After, and the seconds in their units.
-_RETRY_AFTER = {
-    "retry-after": 1.0,
-    "x-ratelimit-retry-after": 1.0,
-    "retry-after-ms": 0.001,
-    "x-ms-retry-after-ms": 0.001,
-}
+#: Headers like Retry-After, and their units in seconds.
+_RETRY_AFTER = {"retry-after": 1.0, "x-ratelimit-retry-after": 1.0, "retry-after-ms": 1e-3, "x-ms-retry-after-ms": 1e-3}
 #: Codes of AWS errors, whose status may be 400.
 _AWS_REFUSAL = re.compile(r".*Throttl.*|SlowDown|TooManyRequestsException|RequestLimitExceeded|.*ThroughputExceeded.*")
 _FIELD = re.compile(r"(.*rate-?limit)-(?:(.+)-)?(reset-after|reset|remaining|limit|max)(?:-(.+))?")
-_NUMBER = re.compile(r"[0-9]{1,30}(?:\.[0-9]{1,30})?")
+_COUNTS = ("limit", "remaining")
+_USED = re.compile(r"([0-9]{1,15})/([0-9]{1,15})")
+_NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|us|µs|ns|d|h|m|s)")
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _RFC_3339 = re.compile(r"([0-9-]{10})[Tt ]([0-9:]{5,8})(\.[0-9]{1,9})?(?:[Zz]|([+-][0-9]{2}):?([0-9]{2}))?")
@@ -80,11 +77,8 @@ class Feedback:
         return (self.reset_after or None) if self.remaining == 0 and not self.refills else None
 
 
-class _Quota(NamedTuple):
-    remaining: int | None
-    limit: int | None
-    reset_after: float | None
-    refills: bool
+#: Values of ``remaining``, ``limit`` and ``reset`` of one quota, and whether it refills little by little.
+_Said = tuple[dict[str, list[str]], bool]
 
 
 def read_headers(headers: Any, now: float, *, unit: str = "requests", max_pause: float = MAX_PAUSE) -> Feedback:
@@ -99,16 +93,19 @@ def read_headers(headers: Any, now: float, *, unit: str = "requests", max_pause:
         max_pause: seconds; longer times are cut to it.
     """
     found = _by_name(headers)
+    if found.keys() <= {"date"}:
+        return Feedback()
     dates = [at for text in found.get("date", ()) if (at := _epoch(text)) is not None]
     now, unit = dates[0] if dates else now, unit.lower().replace("_", "-")
     waits = []
     for name, seconds in _RETRY_AFTER.items():
         waits += [at * seconds for text in found.get(name, ()) for at in _times(text, now)]
     longest = min(max(waits, default=0.0), max_pause)
-    quotas = [each for each in (*_in_fields(found, now, unit), *_in_lists(found, now, unit)) if each is not None]
-    least = min(quotas, key=_tightness, default=_Quota(None, None, None, False))
+    said = (*_in_fields(found, unit), *_in_lists(found, unit))
+    quotas = [quota for fields, refills in said if (quota := _quota(fields, refills, now)) is not None]
+    least = min(quotas, key=_tightness, default=Feedback())
     reset_after = None if least.reset_after is None else min(least.reset_after, max_pause)
-    return Feedback(longest if longest > 0 else None, least.remaining, least.limit, reset_after, least.refills)
+    return replace(least, retry_after=longest if longest > 0 else None, reset_after=reset_after)
 
 
 def read_response(response: Any, now: float, *, unit: str = "requests", max_pause: float = MAX_PAUSE) -> Feedback:
@@ -135,8 +132,7 @@ def read_response(response: Any, now: float, *, unit: str = "requests", max_paus
         status = next((each for each in statuses if isinstance(each, int)), None)
     else:
         raise ConfigurationError(f"{shown(response)} has no headers: pass a response, or an error with its response")
-    said = read_headers(headers, now, unit=unit, max_pause=max_pause)
-    return Feedback(said.retry_after, said.remaining, said.limit, said.reset_after, said.refills, status)
+    return replace(read_headers(headers, now, unit=unit, max_pause=max_pause), status=status)
 
 
 def _by_name(headers: Any) -> dict[str, list[str]]:
@@ -154,7 +150,7 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _in_fields(found: Mapping[str, list[str]], now: float, unit: str) -> Iterator[_Quota | None]:
+def _in_fields(found: Mapping[str, list[str]], unit: str) -> Iterator[_Said]:
     """The quotas in separate headers, such as ``X-RateLimit-Remaining``: one for each prefix."""
     families: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, values in found.items():
@@ -165,33 +161,27 @@ def _in_fields(found: Mapping[str, list[str]], now: float, unit: str) -> Iterato
                 field = {"reset-after": "reset", "max": "limit"}.get(field, field)
                 families.setdefault((family, named), {}).setdefault(field, []).extend(values)
     for (family, _), fields in families.items():
-        resets = fields.get("reset", [])
         # Anthropic says when a quota is full, OpenAI and others with a duration.
-        refills = family.startswith("anthropic") or any(map(_DURATION.match, resets))
-        yield _quota(fields.get("remaining", []), fields.get("limit", []), resets, refills, now)
-    if unit == "requests":  # Shopify: used/limit
-        for text in found.get("x-shopify-shop-api-call-limit", ()):
-            used, _, limit = text.partition("/")
-            if _NUMBER.fullmatch(used) and _NUMBER.fullmatch(limit):
-                left = max(0.0, float(limit) - float(used))
-                yield _quota([f"{left:.0f}"], [limit], [], True, now)
+        yield fields, family.startswith("anthropic") or any(map(_DURATION.match, fields.get("reset", ())))
+    for text in found.get("x-shopify-shop-api-call-limit", ()):
+        if unit == "requests" and (match := _USED.fullmatch(text)):
+            used, limit = map(int, match.groups())
+            yield {"remaining": [str(max(0, limit - used))], "limit": [str(limit)]}, True
 
 
-def _in_lists(found: Mapping[str, list[str]], now: float, unit: str) -> Iterator[_Quota | None]:
+def _in_lists(found: Mapping[str, list[str]], unit: str) -> Iterator[_Said]:
     """The quotas in ``RateLimit``: ``"default";r=50;t=30``, or ``limit=100, remaining=50, reset=30`` (draft 7)."""
     policies = dict(_items(found.get("ratelimit-policy", ())))
-    together: dict[str, str] = {}
+    together: dict[str, list[str]] = {}
     for name, fields in _items(found.get("ratelimit", ())):
         field, is_field, value = name.partition("=")
-        if is_field and not name.startswith('"'):
-            together[field.strip()] = value.strip()
-            continue
         policy = policies.get(name, {})
-        if policy.get("qu", "requests").strip('"') == unit and "r" in fields:
-            yield _quota([fields["r"]], [policy.get("q", "")], [fields.get("t", "")], False, now)
-    if together and unit == "requests":
-        remaining, limit, reset = ([together.get(field, "")] for field in ("remaining", "limit", "reset"))
-        yield _quota(remaining, limit, reset, False, now)
+        if is_field and not name.startswith('"'):
+            together[field.strip()] = [value.strip()]
+        elif policy.get("qu", "requests").strip('"') == unit and "r" in fields:
+            yield {"remaining": [fields["r"]], "limit": [policy.get("q", "")], "reset": [fields.get("t", "")]}, False
+    if unit == "requests":
+        yield together, False
 
 
 def _items(values: Any) -> Iterator[tuple[str, dict[str, str]]]:
@@ -207,32 +197,26 @@ def _split(text: str, separator: str) -> list[str]:
     return re.findall(rf'(?:[^{separator}"]|"(?:\\.|[^"\\])*(?:"|\\?$))+', text)
 
 
-def _quota(remaining: list[str], limits: list[str], resets: list[str], refills: bool, now: float) -> _Quota | None:
+def _quota(fields: Mapping[str, list[str]], refills: bool, now: float) -> Feedback | None:
     """What is said of one quota. ``None``: nothing; a limit of 0 or -1 (Azure) means that none applies."""
-    bounds = [number for text in limits for number in _numbers(text)]
-    if any(bound <= 0 for bound in bounds):
+    limits, left = ([number for text in fields.get(name, ()) for number in _numbers(text)] for name in _COUNTS)
+    times = [at for text in fields.get("reset", ()) for at in _times(text, now)]
+    reset = max(times, default=None)
+    is_renewed = reset == 0 and min(left, default=1) < 1
+    if is_renewed or min(limits, default=1) <= 0 or min(left, default=0) < 0 or not (left or times):
         return None
-    left = [number for text in remaining for number in _numbers(text)]
-    times = [at for text in resets for at in _times(text, now)]
-    if any(number < 0 for number in left) or (not left and not times):
-        return None
-    reset = max(times) if times else None
-    if left and min(left) < 1 and reset == 0:  # it is renewed
-        return None
-    limit = min(int(bounds[0]), _MOST) if bounds else None
-    return _Quota(min(int(min(left)), _MOST) if left else None, limit, reset, refills)
+    remaining = min(int(min(left)), _MOST) if left else None
+    return Feedback(None, remaining, min(int(limits[0]), _MOST) if limits else None, reset, refills)
 
 
-def _tightness(quota: _Quota) -> tuple[float, float]:
+def _tightness(quota: Feedback) -> tuple[float, float]:
     return math.inf if quota.remaining is None else quota.remaining, -(quota.reset_after or 0.0)
 
 
 def _numbers(text: str) -> list[float]:
     """The numbers in ``100, 100;w=60``, without parameters."""
     parts = [part.partition(";")[0].strip() for part in text.split(",")]
-    return [
-        -1.0 if part.startswith("-") else float(part) for part in parts if _NUMBER.fullmatch(part.removeprefix("-"))
-    ]
+    return [float(part) for part in parts if _NUMBER.fullmatch(part)]
 
 
 def _times(text: str, now: float) -> list[float]:
@@ -249,7 +233,9 @@ def _after(text: str, now: float) -> float | None:
         seconds = float(text)
         while seconds >= _EPOCH_MS:
             seconds /= 1000
-        return max(0.0, seconds - now) if seconds >= _EPOCH else seconds
+        if seconds >= _EPOCH:
+            return max(0.0, seconds - now)
+        return None if text.startswith("-") else seconds
     if text and not _DURATION.sub("", text):
         return sum(float(number) * _UNITS[each] for number, each in _DURATION.findall(text))
     at = _epoch(text)

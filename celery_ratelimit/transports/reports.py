@@ -25,9 +25,7 @@ class ResponseReports:
 
     Args:
         limits: of the transport.
-        on_429: ``"pause"``: refusals are reported. ``None``: they are not.
-        read_headers: whether every response is reported; a mapping: to these limits, by the unit of each.
-        max_pause: seconds, as in :meth:`Limiter.report`.
+        on_429, read_headers, max_pause: as of :class:`~celery_ratelimit.transports.LimitedTransport`.
 
     Raises:
         ConfigurationError: another value, or a mapping with a name that no limit has.

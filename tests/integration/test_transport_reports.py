@@ -143,8 +143,10 @@ def test_requests_and_tokens_go_to_limits_of_their_own(get: Get, limiter: Limite
     upstream.says(200, x_ratelimit_remaining_requests="50", x_ratelimit_remaining_tokens="700")
     get(upstream.url, ["api", "tokens", "places"], read_headers={"api": "requests", "tokens": "tokens"})
     assert [limiter.available(name) for name in ("api", "tokens", "places")] == [50, 700, 3]
+    upstream.says(429, x_ratelimit_remaining_requests="9", x_ratelimit_remaining_tokens="600", Retry_After="300")
     get(upstream.url, ["api", "tokens"], read_headers={"tokens": "tokens"})
-    assert [limiter.available(name) for name in ("api", "tokens")] == [49, 699]
+    assert [limiter.available(name) for name in ("api", "tokens")] == [49, 0], "the other limit is not reported to"
+    assert limiter.config("tokens").paused > 100
 
 
 def test_the_bucket_of_the_request_is_paused(get: Get, limiter: Limiter, upstream: Upstream) -> None:

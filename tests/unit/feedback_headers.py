@@ -190,8 +190,11 @@ RESPONSES = [
         X-Shopify-Shop-Api-Call-Limit: 40/40
         Retry-After: 2.0
         """,
-        {"requests": {"retry_after": 2.0, "remaining": 0, "limit": 40, "refills": True}},
-        {"requests": 2.0},
+        {
+            "requests": {"retry_after": 2.0, "remaining": 0, "limit": 40, "refills": True},
+            "tokens": {"retry_after": 2.0},
+        },
+        {"requests": 2.0, "tokens": 2.0},
     ),
     Recorded(
         "Slack",
