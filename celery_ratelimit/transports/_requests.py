@@ -37,11 +37,7 @@ class LimitedAdapter(HTTPAdapter):
         cost: permits that a request takes. Default: each limit's own cost.
         max_wait: seconds that a request may wait for its slot; ``None``, the default: for ever. The timeouts of
             requests do not include this time, ``Response.elapsed`` does.
-        on_429: ``"pause"``: a refusal (429; or 403, 503 or 529 with ``Retry-After``) pauses the limits of its request,
-            as :meth:`Limiter.report` does. Default: it changes nothing.
-        read_headers: every response is reported to the limits of its request, so that these hold no more than the
-            upstream has left. A mapping ``{"tokens": "tokens"}``: to these limits alone, by the unit of each.
-        max_pause: seconds; the longest pause.
+        on_429, read_headers, max_pause: as of :class:`~celery_ratelimit.transports.LimitedTransport`.
         options: of ``requests.adapters.HTTPAdapter``.
 
     Raises:
