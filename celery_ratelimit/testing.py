@@ -32,6 +32,7 @@ from .limiter.limiter_base import LimiterBase
 from .limiter.operation import Operation
 from .limiter.permit_methods import PermitMethods
 from .limiter.prepared_acquire import PreparedAcquireBase
+from .limiter.report_methods import ReportMethods
 from .limiter.script_operations import Operations
 from .limiter.shadow import KnownShadows
 from .limiter.sync_store import StoreRunner
@@ -70,11 +71,16 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
         longest_wait(max_wait)
         return (yield from limiter._core.ask(demands))
 
+    def pause_for(limiter: ReportMethods, *told: Any) -> Operation[float]:
+        yield from ()
+        return 0.0
+
     async def ping(runner: AsyncStoreRunner) -> None: ...
 
     return {
         (Operations, "decide"): decide,
         (ChargeMethods, "_charge"): lambda limiter, demands: (yield from ()),
+        (ReportMethods, "_pause_for"): pause_for,
         (Operations, "reset"): lambda core, demands, note: (yield from ()),
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,

@@ -21,7 +21,7 @@ from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .prepared_acquire import AsyncPermitMethods
-from .upstream_methods import UpstreamMethods
+from .report_methods import ReportMethods
 
 __all__ = ["AsyncLimiter"]
 
@@ -35,7 +35,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(AsyncPermitMethods, ChargeMethods, UpstreamMethods):
+class AsyncLimiter(AsyncPermitMethods, ChargeMethods, ReportMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call

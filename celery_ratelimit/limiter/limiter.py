@@ -22,8 +22,8 @@ from .decision_counts import DecisionCounter
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .prepared_acquire import SyncPermitMethods
+from .report_methods import ReportMethods
 from .sync_store import StoreRunner
-from .upstream_methods import UpstreamMethods
 
 __all__ = ["Limiter"]
 
@@ -40,7 +40,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(SyncPermitMethods, ChargeMethods, UpstreamMethods):
+class Limiter(SyncPermitMethods, ChargeMethods, ReportMethods):
     """Acquires permits from the store. Works in any process that can reach the store.
 
     A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import RateLimitError
 from ..forks import Ids
@@ -32,6 +33,7 @@ class LimiterScripts:
         self.reserve, self.cancel, self.acquire_part = script("reserve"), script("cancel"), script("acquire_part")
         self.settle, self.withdraw_request = script("settle"), script("withdraw_request")
         self.acquire_up_to, self.charge = script("acquire_up_to"), script("charge")
+        self.lower_remaining = script("lower_remaining")
         self.release, self.renew = script("release"), script("renew")
         self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
@@ -132,6 +134,13 @@ class Operations:
         charge, calls = self.scripts.charge, self.calls
         parts = [tuple([demands[i] for i in part]) for part in self.by_slot(demands)]
         yield from run_all([RunScript(charge, calls.of_script(charge, part, (), None, ())) for part in parts])
+
+    def lower_remaining(self, demand: LimitRequest, most: int) -> Operation[int]:
+        """Take permits until at most ``most`` are left. Returns how many were taken."""
+        if demand.limit.priority_reserve is not None:
+            demand = replace(demand, leaves=0)  # of all permits, also those set aside
+        (taken,) = yield from self.decide(self.scripts.lower_remaining, (demand,), most)
+        return taken
 
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Refill the buckets; ``note``: author and reason."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from typing import Literal
 
 import httpx
 
+from ..feedback import MAX_PAUSE
 from ..limiter.async_limiter import AsyncLimiter
 from ..limiter.limit_request import Limits
 from ..limiter.limiter import Limiter
 from .per_request import Asked, PerRequest, RequestKey
+from .reports import ResponseReports
 
 __all__ = ["AsyncLimitedTransport", "LimitedTransport"]
 
@@ -34,6 +37,11 @@ class LimitedTransport(httpx.BaseTransport):
         cost: permits that a request takes. Default: each limit's own cost.
         max_wait: seconds that a request may wait for its slot; ``None``, the default: for ever. The timeouts of httpx
             do not include this time.
+        on_429: ``"pause"``: a refusal (429; or 403, 503 or 529 with ``Retry-After``) pauses the limits of its request,
+            as :meth:`Limiter.report` does. Default: it changes nothing.
+        read_headers: every response is reported to the limits of its request, so that these hold no more than the
+            upstream has left. A mapping ``{"tokens": "tokens"}``: to these limits alone, by the unit of each.
+        max_pause: seconds; the longest pause.
         transport: sends the requests. Default: ``httpx.HTTPTransport()``.
 
     Raises:
@@ -53,16 +61,22 @@ class LimitedTransport(httpx.BaseTransport):
         key_template: RequestKey | None = None,
         cost: int | None = None,
         max_wait: float | None = None,
+        on_429: Literal["pause"] | None = None,
+        read_headers: bool | Mapping[str, str] = False,
+        max_pause: float = MAX_PAUSE,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._limiter, self._max_wait = limiter, max_wait
         self._each = PerRequest(limiter, limits, key, key_template, cost)
+        self._reports = ResponseReports(self._each.limits, on_429, read_headers, max_pause)
         self._transport = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         with ExitStack() as held:
-            held.enter_context(self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait))
+            permit = self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait)
+            decision = held.enter_context(permit)
             response = self._transport.handle_request(request)
+            self._reports.report(self._limiter, decision, response)
             if not response.is_closed and isinstance(response.stream, httpx.SyncByteStream):
                 response.stream = _Stream(response.stream, held.pop_all())
         return response
@@ -86,17 +100,22 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
         key_template: RequestKey | None = None,
         cost: int | None = None,
         max_wait: float | None = None,
+        on_429: Literal["pause"] | None = None,
+        read_headers: bool | Mapping[str, str] = False,
+        max_pause: float = MAX_PAUSE,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._limiter, self._max_wait = limiter, max_wait
         self._each = PerRequest(limiter, limits, key, key_template, cost)
+        self._reports = ResponseReports(self._each.limits, on_429, read_headers, max_pause)
         self._transport = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         permit = self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait)
         async with AsyncExitStack() as held:
-            await held.enter_async_context(permit)
+            decision = await held.enter_async_context(permit)
             response = await self._transport.handle_async_request(request)
+            await self._reports.report_async(self._limiter, decision, response)
             if not response.is_closed and isinstance(response.stream, httpx.AsyncByteStream):
                 response.stream = _AsyncStream(response.stream, held.pop_all())
         return response

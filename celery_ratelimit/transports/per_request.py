@@ -39,6 +39,9 @@ class PerRequest:
 
     Raises:
         ConfigurationError: an unknown quota, or a key or cost that a request does not provide.
+
+    Attributes:
+        limits: with their keys.
     """
 
     def __init__(
@@ -51,10 +54,10 @@ class PerRequest:
     ) -> None:
         self._reads_request = callable(key_template)
         template = _of_request(key_template) if callable(key_template) else key_template
-        self._limits = limiter._reader.kept_by(limits, key, template)
+        self.limits = limiter._reader.kept_by(limits, key, template)
         self._key, self._cost = key, cost
-        of_rates = any(not isinstance(limit, Concurrency) for limit in self._limits)
-        for limit in self._limits:
+        of_rates = any(not isinstance(limit, Concurrency) for limit in self.limits)
+        for limit in self.limits:
             is_named = cost is not None and not (of_rates and isinstance(limit, Concurrency))
             if not is_named and not isinstance(limit.cost, int):
                 raise ConfigurationError(
@@ -69,7 +72,7 @@ class PerRequest:
         args = {"host": host, "method": method, "path": path}
         if self._reads_request:
             args["request"] = request
-        return {"limits": self._limits, "key": self._key, "args": args, "cost": self._cost}
+        return {"limits": self.limits, "key": self._key, "args": args, "cost": self._cost}
 
 
 def _of_request(key: Callable[[Any], str]) -> Callable[..., str]:

@@ -17,6 +17,7 @@ from celery_ratelimit import (
     StoreMisconfigured,
     install,
 )
+from celery_ratelimit.feedback import Feedback, read_headers
 
 quotas = {"stripe": Limit("100/s", name="stripe"), "gpu": Concurrency(4, name="gpu")}
 limits = [Limit("5/s", name="tenant", key="{tenant_id}"), Concurrency(5, name="places")]
@@ -40,6 +41,9 @@ of_all: dict[str, Stats] = limiter.stats(limiter.quotas, minutes=30)
 some: int = limiter.acquire_up_to(["stripe", "gpu"], 50, priority=3).permits
 limiter.charge("stripe", 30, args={"tenant_id": 7})
 several: bool = limiter.settle(decision, {"stripe": 9, "five": 0})
+told: float = limiter.report("stripe", object(), unit="tokens", max_pause=60.0)
+said: Feedback = read_headers({"Retry-After": "5"}, now=0.0)
+next_call: float | None = said.pause if said.is_refusal else said.reset_after
 weighted = Concurrency(8, name="memory", key="{host}", cost="megabytes", missing_key="shared")
 unset: bool = limiter.unset_rate("stripe") and limiter.expire_rate("stripe", 60.0)
 paused: float = limiter.pause("stripe", 5.0, reason="it has said so")
@@ -53,6 +57,7 @@ async def awaited(limiter: AsyncLimiter) -> tuple[Decision, bool, float, int]:
     taken: Decision = await limiter.acquire(limits, key=None, cost=2, max_wait=1.5)
     counted: Stats = (await limiter.stats(["stripe"]))["stripe"]
     await limiter.acquire(limits, max_wait=None, cost=counted.permits)
+    await limiter.report("stripe", object())
     await limiter.charge(limits, (await limiter.acquire_up_to(limits, 5)).permits)
     return taken, settled, await limiter.pause("stripe", 5.0), await limiter.available("stripe")
 

@@ -18,19 +18,9 @@ SYNC_ONLY = {"check_store"}
 #: What both limiters offer, and no more: the package's own modules use names with an underscore.
 SURFACE = {
     *("acquire", "acquire_up_to", "available", "cancel", "charge", "limited", "peek", "permit"),
-    *("release", "renew", "reserve", "reset", "settle"),
-    *(
-        "config",
-        "expire_rate",
-        "history",
-        "pause",
-        "resume",
-        "set_rate",
-        "set_shadow",
-        "set_weight",
-        "shadow_report",
-        "throttled",
-    ),
+    *("release", "renew", "report", "reserve", "reset", "settle"),
+    *("config", "expire_rate", "history", "pause", "resume", "set_rate", "set_shadow", "set_weight", "shadow_report"),
+    "throttled",
     *("stats", "try_set_rate", "unset_rate", "weights", "from_app", "from_url", "ping"),
 }
 

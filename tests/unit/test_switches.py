@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,8 @@ def test_everything_passes_and_nothing_is_taken(limiter: Limiter) -> None:
         assert limiter.peek(RATE).allowed
         assert limiter.acquire_up_to([RATE, PLACES], 7).permits == min(7, RATE.size, PLACES.size)
         limiter.charge(RATE, 100)
+        said = SimpleNamespace(status_code=429, headers={"Retry-After": "5", "X-RateLimit-Remaining": "0"})
+        assert limiter.report(RATE, said) == 0.0
         assert limiter.reserve(RATE, id="one", horizon=0).allowed
         with limiter.permit(PLACES) as held:
             assert held.allowed

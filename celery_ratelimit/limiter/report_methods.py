@@ -1,0 +1,89 @@
+"""The limiters' method that hears what an upstream says of its limits. It is an operation."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..feedback import MAX_PAUSE, Feedback, read_response
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from .argument_checks import length_of
+from .limit_request import LimitRequest
+from .operation import Operation, limiter_method
+from .stored_settings import note_of
+from .upstream_methods import UpstreamMethods
+
+__all__ = ["ReportMethods"]
+
+
+class ReportMethods(UpstreamMethods):
+    """Follow what responses of an upstream say."""
+
+    @limiter_method
+    def report(
+        self,
+        name: str | AnyLimit,
+        response: Any,
+        *,
+        key: str | None = None,
+        unit: str = "requests",
+        max_pause: float = MAX_PAUSE,
+    ) -> Operation[float]:
+        """Tighten a limit to what an upstream's response says: pause it, or take permits that the upstream lacks.
+
+        A refusal (429; or 403, 503 or 529 with ``Retry-After``) pauses the limit for ``Retry-After``, else until its
+        quota is renewed, else for one interval of the limit. Any response that says that nothing is left pauses it
+        until the quota is renewed. Where less is left than the bucket has, the bucket gets as little. A report never
+        makes a limit looser, and shortens no pause.
+
+        Args:
+            name: the limit's name, or the limit.
+            response: of httpx, requests, aiohttp or botocore, or an error that has one; see
+                :func:`~celery_ratelimit.feedback.read_response`.
+            key: the bucket of a limit with keys. Without it the whole limit is paused, and no permits are taken.
+            unit: the upstream's quota, by its name in the headers: ``"requests"``, ``"tokens"``, ``"input-tokens"``, …
+            max_pause: seconds; the longest pause. A wrong header stops calls for no longer.
+
+        Returns:
+            Seconds from now until the pause ends; 0.0: the response asks for none.
+
+        Raises:
+            ConfigurationError: an unknown limit, a response without headers, or an invalid ``max_pause``.
+
+        *Warning*: calls that were sent before the response came are under way. Permits are only taken of limits whose
+        periods do not begin with their first use: not with ``refill="interval"``, ``align="first"`` or ``warmup``.
+        """
+        known, limit = self._reader.code(name, key, force=False)
+        if limit is None:
+            raise self._reader.unknown(known)
+        length_of(max_pause, "max_pause")
+        said = read_response(response, time.time(), unit=unit, max_pause=max_pause)
+        if limit.key is not None and key is None:
+            return (yield from self._pause_as_said(known, None, limit, said, max_pause))
+        (request,) = self._reader.plain(name, key, 1, None, of_each=True)
+        return (yield from self._report(request, said, max_pause))
+
+    def _report(self, request: LimitRequest, said: Feedback, max_pause: float) -> Operation[float]:
+        """:meth:`report` for the bucket of a request."""
+        limit = request.limit
+        if said.remaining is not None and not isinstance(limit, Concurrency):
+            asked, _ = self._core.shadows.split((request,))
+            for each in asked:
+                yield from self._core.lower_remaining(each, said.remaining)
+        key = None if limit.key is None or limit.per_worker else request.key
+        return (yield from self._pause_as_said(request.name, key, limit, said, max_pause))
+
+    def _pause_as_said(
+        self, name: str, key: str | None, limit: AnyLimit, said: Feedback, max_pause: float
+    ) -> Operation[float]:
+        if said.pause is not None:
+            return (yield from self._pause_for(name, key, said.pause, f"upstream: status {said.status}"))
+        if said.is_refusal:  # for how long is not said
+            seconds = min(limit.interval or 1.0, max_pause)
+            return (yield from self._pause_for(name, key, seconds, f"upstream: status {said.status}, no time"))
+        return 0.0
+
+    def _pause_for(self, name: str, key: str | None, retry_after: float, reason: str) -> Operation[float]:
+        pause = self._core.settings.pause
+        return (yield from pause(name, key, length_of(retry_after, "retry_after"), note_of(None, reason))) / 1e6
