@@ -22,9 +22,11 @@ from .app.settings import settings_of
 from .counts.figures import Stats
 from .errors import STORE_TROUBLES, ConfigurationError
 from .forks import begin_anew_after_fork
+from .limiter.decision_counts import ask_counts
+from .limiter.operation import at_once
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
-from .operations.limit_status import LimitStatus, overview
+from .operations.limit_status import LimitStatus, asking_overview
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -113,8 +115,10 @@ class Collector:
 
     def _metrics(self) -> Iterator[Metric]:
         limits = {**settings_of(self._app).quotas, **AppLimits(self._app)}
-        yield from _counted(limiter_of(self._app).stats(sorted(limits), totals=True, force=True).values())
-        found = overview(self._app, ask_broker=False)
+        asker = limiter_of(self._app)._asker
+        stats = ask_counts(asker.core, sorted(limits), totals=True)
+        counts, found = asker.drive(at_once(stats, asking_overview(self._app, ask_broker=False)))
+        yield from _counted(counts)
         yield from _in_force([each for each in found if each.name in limits])
         yield from _parked(found)
 

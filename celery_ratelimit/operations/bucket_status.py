@@ -6,21 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery import Celery
+
+from ..app.settings import settings_of
+from ..app.state import limiter_of
 from ..limiter.limit_request import LimitRequest
 from ..limiter.operation import Operation, RunScript, batches, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
 from ..limiter.stored_settings import read_config
 from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from ..limits.limit import Limit
+from ..limits.rate import period_of
 from ..limits.stored import LimitConfig
 from ..store.keys import count_keys
 
-__all__ = ["BucketStatus", "bucket_statuses", "recent_use"]
+__all__ = ["BucketStatus", "asking_usage", "bucket_statuses", "recent_use"]
 
 #: Limits whose status one script reads.
 AT_ONCE = 40
 #: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/add_counts.lua``.
 _ENTRIES, _SECONDS = 1500, 180
+#: Seconds over which use is averaged, at least and at most: use is kept for a day.
+MIN_WINDOW, MAX_WINDOW = 60.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,29 @@ def _read(demand: LimitRequest, code: Any, reply: Sequence[Any]) -> BucketStatus
         int(waiting),
         int(period) / int(count) / 1e6 if interval and int(count) else interval,
     )
+
+
+def asking_usage(app: Celery, standings: Sequence[BucketStatus]) -> Operation[list[tuple[float | None, float | None]]]:
+    """``used`` and ``share`` of each limit: one script for dozens of them."""
+    limits = [standing.config.in_force for standing in standings]
+    periods = [period_of(limit.rate) if isinstance(limit, Limit) else 1.0 for limit in limits]
+    windows = [min(MAX_WINDOW, max(MIN_WINDOW, period)) for period in periods]
+    taken: Sequence[int | None] = [None] * len(standings)
+    if settings_of(app).counts and not settings_of(app).in_memory:
+        names = [standing.config.name for standing in standings]
+        taken = yield from recent_use(limiter_of(app)._asker.core, list(zip(names, windows, strict=True)))
+    found: list[tuple[float | None, float | None]] = []
+    for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
+        has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
+        if isinstance(limit, Concurrency):
+            held = max(0, standing.size - standing.remaining)
+            found.append((float(held), held / standing.size) if has_one_bucket else (None, None))
+        elif permits is None:
+            found.append((None, None))
+        else:
+            share = permits * standing.interval / window if has_one_bucket and standing.interval else None
+            found.append((permits * period / window, share))
+    return found
 
 
 def recent_use(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:

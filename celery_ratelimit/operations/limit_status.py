@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from celery import Celery
@@ -12,25 +13,24 @@ from .._celery import default_queue_of, message_counts
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
-from ..backlog.backlog import Backlog, backlog_of
+from ..backlog.backlog import backlog_of
+from ..backlog.backlog_contents import LotCounts
 from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
 from ..backlog.messages import Bucket, LotSnapshot
+from ..backlog.tuning import KEYS_READ_AT_ONCE
 from ..counts.shadow_report import ShadowReport
 from ..limiter.limit_request import LimitRequest, own_key
+from ..limiter.operation import Operation, at_once
 from ..limiter.shadow import ask_shadows
 from ..limits.any_limit import AnyLimit
-from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
-from ..limits.rate import period_of
-from .bucket_status import BucketStatus, bucket_statuses, recent_use
+from .bucket_status import BucketStatus, asking_usage, bucket_statuses
 
 __all__ = ["LimitStatus", "ParkingLot", "in_shadow", "lots_of", "overview", "standings_of"]
 
 #: Lots that are read, of all limits together: about 0.2 s of the store's time. Beyond that tasks are counted, and the
 #: oldest is not known.
 MAX_LOTS = 20_000
-#: Seconds over which use is averaged, at least and at most: use is kept for a day.
-MIN_WINDOW, MAX_WINDOW = 60.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,7 @@ class _Parked(NamedTuple):
 def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = True) -> list[LimitStatus]:
     """The status of limits, by their names.
 
-    All limits cost a few scripts of a few milliseconds, and a hundred lots one more; each queue costs a question to the
-    broker.
+    Three round trips, and one more for each few hundred parking lots beyond a thousand; scripts of a few milliseconds.
 
     Args:
         app: the app; its tasks have to be imported.
@@ -155,9 +154,17 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
     Raises:
         ConfigurationError: a name is not known.
     """
+    return limiter_of(app)._asker.drive(asking_overview(app, *names, force=force, ask_broker=ask_broker))
+
+
+def asking_overview(
+    app: Celery, *names: str, force: bool = False, ask_broker: bool = True
+) -> Operation[list[LimitStatus]]:
+    """:func:`overview` as an operation."""
     owned, backlog, settings = owners_of(app), backlog_of(app), settings_of(app)
-    seen = backlog.register.seen() if backlog.can_park else UnattendedLimitsAndQueues({}, {}, {})
-    failures = backlog.register.publish_failures() if backlog.can_park else {}
+    seen, failures = UnattendedLimitsAndQueues({}, {}, {}), dict[str, list[PublishFailure]]()
+    if (register := backlog.register) and backlog.can_park:
+        seen, failures = yield from at_once(register.asking_seen(), register.asking_publish_failures())
     known: dict[str, AnyLimit | None] = {**dict.fromkeys(seen.limits), **settings.quotas}
     known.update({name: each.limit for name, each in owned.items()})
     for name in names:
@@ -165,13 +172,18 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
             limiter_of(app).config(name, force=force)  # raises if the name is unknown
             known[name] = None
     limits = {name: known[name] for name in names or sorted(known)}
-    parked_of = _parked_of(backlog, list(limits)) if backlog.can_park else {}
+    asking_counts = backlog.contents.asking_counts(list(limits) if backlog.can_park else [], KEYS_READ_AT_ONCE)
+    standings, counts = yield from at_once(_asking_standings(app, limits), asking_counts)
+    asking_lots = backlog.contents.asking_lots(backlog.contents.buckets(_few_lots(counts)))
+    (standings, reports), usage, lots = yield from at_once(
+        _asking_shadows(app, standings), asking_usage(app, standings), asking_lots
+    )
+    parked_of = _parked_of(counts, lots)
     queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in limits}
     with_returns = {name: {*some, *map(settings.return_queue_for, some)} for name, some in queues.items()}
     messages = message_counts(app, set().union(*with_returns.values())) if ask_broker else {}
-    standings, reports = in_shadow(app, standings_of(app, limits))
     found = []
-    for (name, code), standing, (used, share) in zip(limits.items(), standings, _usage(app, standings), strict=True):
+    for (name, code), standing, (used, share) in zip(limits.items(), standings, usage, strict=True):
         parked, by_key = parked_of.get(name, _Parked()), code is not None and code.key is not None
         is_counted = with_returns[name] <= messages.keys()
         queued = sum(messages[queue] for queue in with_returns[name]) if is_counted else None
@@ -221,20 +233,31 @@ def standings_of(
     app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
 ) -> list[BucketStatus]:
     """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
-    asker, quotas = limiter_of(app)._asker, limiter_of(app).quotas
+    return limiter_of(app)._asker.drive(_asking_standings(app, limits, buckets))
+
+
+def _asking_standings(
+    app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
+) -> Operation[list[BucketStatus]]:
+    core, quotas = limiter_of(app)._asker.core, limiter_of(app).quotas
     codes, demands = [], []
     for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
         code = limits.get(name) or quotas.get(name)
         codes.append(code)
         demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
-    return asker.drive(bucket_statuses(asker.core, demands, codes))
+    return bucket_statuses(core, demands, codes)
 
 
 def in_shadow(app: Celery, standings: Sequence[BucketStatus]) -> tuple[list[BucketStatus], dict[str, ShadowReport]]:
     """The same with what is stored about their shadows; and what limits in shadow would have done, by name."""
+    return limiter_of(app)._asker.drive(_asking_shadows(app, standings))
+
+
+def _asking_shadows(
+    app: Celery, standings: Sequence[BucketStatus]
+) -> Operation[tuple[list[BucketStatus], dict[str, ShadowReport]]]:
     limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
-    asker = limiter_of(app)._asker
-    found = asker.drive(ask_shadows(asker.core, limits))
+    found = yield from ask_shadows(limiter_of(app)._asker.core, limits)
     kept = {name: each for name, (each, _) in found.items()}
     told = [replace(each, config=replace(each.config, stored_shadow=kept.get(each.config.name))) for each in standings]
     return told, {name: report for name, (_, report) in found.items()}
@@ -245,16 +268,19 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
     return tuple(sorted({*sent_to, *owned.queues}))
 
 
-def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
-    counts, left, lots_of = backlog.contents.counts(names), MAX_LOTS, dict[str, list[LotSnapshot]]()
-    for name, (number, _) in sorted(counts.items(), key=lambda each: each[1]):
-        left -= number
-        if left >= 0:
-            lots_of[name] = []
-    for lot in backlog.contents.lots(list(lots_of)):
+def _few_lots(counts: Mapping[str, LotCounts]) -> dict[str, LotCounts]:
+    """The limits whose lots are read: the ones with the fewest, up to :data:`MAX_LOTS` in all."""
+    fewest = sorted(counts, key=lambda name: counts[name].lots)
+    total = accumulate(counts[name].lots for name in fewest)
+    return {name: counts[name] for name, lots in zip(fewest, total, strict=True) if lots <= MAX_LOTS}
+
+
+def _parked_of(counts: Mapping[str, LotCounts], read: Sequence[LotSnapshot]) -> dict[str, _Parked]:
+    found = {name: _Parked(each.parked, each.lots, None, each.parked, None) for name, each in counts.items()}
+    lots_of: dict[str, list[LotSnapshot]] = {name: [] for name in _few_lots(counts)}
+    for lot in read:
         if lot.parked:
             lots_of[lot.name].append(lot)
-    found = {name: _Parked(tasks, number, None, tasks, None) for name, (number, tasks) in counts.items()}
     for name, lots in lots_of.items():
         costs, oldest = [lot.cost for lot in lots], min([lot.oldest for lot in lots], default=None)
         found[name] = _Parked(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))
@@ -272,24 +298,3 @@ def _drains_in(
     if ahead is None or not standing.interval:
         return None
     return max(standing.retry_after, standing.config.paused) + ahead * standing.interval
-
-
-def _usage(app: Celery, standings: Sequence[BucketStatus]) -> Iterator[tuple[float | None, float | None]]:
-    """``used`` and ``share`` of each limit: one script for dozens of them."""
-    limits = [standing.config.in_force for standing in standings]
-    periods = [period_of(limit.rate) if isinstance(limit, Limit) else 1.0 for limit in limits]
-    windows = [min(MAX_WINDOW, max(MIN_WINDOW, period)) for period in periods]
-    taken: Sequence[int | None] = [None] * len(standings)
-    if settings_of(app).counts and not settings_of(app).in_memory:
-        asker, names = limiter_of(app)._asker, [standing.config.name for standing in standings]
-        taken = asker.drive(recent_use(asker.core, list(zip(names, windows, strict=True))))
-    for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
-        has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
-        if isinstance(limit, Concurrency):
-            held = max(0, standing.size - standing.remaining)
-            yield (float(held), held / standing.size) if has_one_bucket else (None, None)
-        elif permits is None:
-            yield None, None
-        else:
-            share = permits * standing.interval / window if has_one_bucket and standing.interval else None
-            yield permits * period / window, share

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from urllib.parse import quote
 
 __all__ = [
@@ -189,6 +190,7 @@ def hash_tag(name: str) -> str:
     return escape(tagged[2] if tagged else name)
 
 
+@lru_cache(maxsize=4096)  # one look at a limit makes some twenty keys
 def _name(name: str) -> str:
     tagged = _TAGGED.fullmatch(name)
     if tagged is None:
