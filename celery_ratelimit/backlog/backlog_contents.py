@@ -73,14 +73,14 @@ class BacklogContents:
 
     def position(self, bucket: Bucket, id: str, weights: str = "") -> Position:
         """The position of a task, by its id in the store; ``weights``: see :func:`.weights_text`."""
-        now, where, before, number, cost, stored, weight, tasks = self._scripts.run(
+        now, where, before, number, cost, stored, weight, tasks, in_share = self._scripts.run(
             "position", bucket, id, bucket[1], weights
         )
         (parked,) = several([id, 0, stored])
         position = Position(int(now), text(where), int(before), int(number), int(cost), parked)
         if float(weight) < 0:
             return position
-        return position._replace(before=int(tasks), weight=float(weight))
+        return position._replace(before=int(tasks), weight=float(weight), in_share=int(in_share))
 
     def lots(self, names: Sequence[str]) -> Iterator[LotSnapshot]:
         """The parking lots of these limits that are not empty, without tasks."""
@@ -112,6 +112,10 @@ class BacklogContents:
         The list ends earlier if the messages are longer than one reply may be.
         """
         return self._lots([bucket], (first, last))[0]
+
+    def first_tasks(self, buckets: Sequence[Bucket]) -> list[LotSnapshot]:
+        """These parking lots, each with its first task."""
+        return [lot for some in _pages([buckets], tuning.READ_AT_ONCE) for lot in self._lots(some, (0, 0))]
 
     def _lots(self, buckets: Sequence[Bucket], page: tuple[int, int] | None) -> list[LotSnapshot]:
         by_name: dict[str, list[Bucket]] = {}
