@@ -63,8 +63,9 @@ def park(
     share: str | None = None,
     queue: str = "celery",
     ids: Sequence[str] = (),
+    worker: bool = True,
 ) -> list[str]:
-    """Messages as a worker parks them."""
+    """Messages as a worker parks them, which has just reported its queue and limit; ``worker``: else there is none."""
     parking, ids = backlog_of(app), list(ids) or [f"{name}-{share or key}-{n}" for n in range(number)]
     messages = []
     for n, id in enumerate(ids):
@@ -84,5 +85,8 @@ def park(
             "properties": {},
         }
         messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, "t", task=id, queue=queue, share=share))
+    if worker:
+        parking.register.attend("w1", [queue], [], 3600.0)
+        parking.register.seen([name])
     parking.park({(name, key): messages})
     return ids

@@ -88,14 +88,14 @@ class BacklogContents:
 
     def position(self, bucket: Bucket, id: str, weights: str = "") -> Position:
         """The position of a task, by its id in the store; ``weights``: see :func:`.weights_text`."""
-        now, where, before, number, cost, stored, weight, tasks = self._scripts.run(
+        now, where, before, number, cost, stored, weight, tasks, in_share = self._scripts.run(
             "position", bucket, id, bucket[1], weights
         )
         (parked,) = several([id, 0, stored])
         position = Position(int(now), text(where), int(before), int(number), int(cost), parked)
         if float(weight) < 0:
             return position
-        return position._replace(before=int(tasks), weight=float(weight))
+        return position._replace(before=int(tasks), weight=float(weight), in_share=int(in_share))
 
     def lots(self, names: Sequence[str]) -> list[LotSnapshot]:
         """The parking lots of these limits, without tasks."""

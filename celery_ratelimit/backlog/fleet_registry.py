@@ -27,7 +27,7 @@ class UnattendedLimitsAndQueues(NamedTuple):
     Attributes:
         limits: by name.
         returns: return queues, each with the queue whose tasks come back by it.
-        queues: that no worker consumes.
+        queues: that no worker consumes. Below zero: a worker consumes it, until it has to report again.
     """
 
     limits: dict[str, float]
@@ -100,7 +100,8 @@ class FleetRegistry:
         after: float = 0.0,
         most: int = -1,
     ) -> UnattendedLimitsAndQueues:
-        """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
+        """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds;
+        below zero: also what is reported.
 
         Args:
             limits, returns: see :class:`UnattendedLimitsAndQueues`.

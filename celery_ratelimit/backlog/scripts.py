@@ -30,7 +30,7 @@ _NAMES = (
     *("park", "take_due", "confirm_published", "filter_copies_and_acquire", "find_due_lots"),
     *("reschedule_changed_limit", "make_suspended_lots_due", "heartbeat_queues", "heartbeat_limits"),
     *("locate", "list_parked", "take_out", "take_for_original_queues", "position"),
-    *("repair_lost_keys", "publish_failures"),
+    *("repair_lost_keys", "publish_failures", "key_settings"),
 )
 
 

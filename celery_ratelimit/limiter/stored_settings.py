@@ -21,6 +21,7 @@ from ..store.keys import (
     config_keys,
     escape,
     history_key,
+    key_settings_key,
     shadow_key,
     shadow_keys,
     short,
@@ -130,10 +131,11 @@ class SettingOperations:
         reply = yield from _reply(self._scripts.change_history, [history_key(self.prefix, name)])
         return [_read_change(name, code, each) for each in reversed(reply[1:])]
 
-    def _changes(self, name: str, key: str | None) -> tuple[str, str, str, str]:
-        """The keys of a change: the settings, the counter of changes, the touched buckets, and the history."""
+    def _changes(self, name: str, key: str | None) -> tuple[str, ...]:
+        """The keys of a change: settings, counter of changes, touched buckets, history, keys with settings."""
         config = config_keys(self.prefix, name, short(key or ""))[1]
-        return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
+        of_limit = [each(self.prefix, name) for each in (changes_key, touched_key, history_key, key_settings_key)]
+        return config, *of_limit
 
 
 def _reply(script: Script, keys: Sequence[str], values: Sequence[str | int] = ()) -> Operation[Any]:
@@ -210,18 +212,20 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
+        changed=max(of_all["changed"], of_key["changed"]) / 1e6,
         stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
     )
 
 
 def _read_stored(text: str, now: int) -> dict[str, Any]:
     """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
-    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
+    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0, "changed": 0}
     if not text:
         return nothing
     numbers, _, note = text.partition("\n")
-    version, until, paused, method, *_, since, _ = numbers.split()
-    said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now)}
+    version, until, paused, method, *_, since, resumed = numbers.split()
+    changed = max(at for at in (0, *map(int, (until, paused, since, resumed))) if at <= now)
+    said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now), "changed": changed}
     if method == "-" or 0 < int(until) <= now:
         return said
     kept = json.loads(note)

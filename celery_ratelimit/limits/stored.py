@@ -66,6 +66,7 @@ class LimitConfig:
         reason: reason, if given.
         version: the highest version that was ever set; 0: none had one.
         paused: seconds until the pause ends.
+        changed: when a stored rate or a pause last began or ended, in seconds since 1970; 0.0: not known.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
@@ -81,6 +82,7 @@ class LimitConfig:
     paused: float
     reason: str = ""
     stored_shadow: StoredShadow | None = None
+    changed: float = 0.0
 
     @property
     def shadow(self) -> bool:

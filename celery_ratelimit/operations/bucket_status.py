@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
 
-from ..app.settings import settings_of
 from ..app.state import limiter_of
-from ..limiter.limit_request import LimitRequest
+from ..backlog.messages import Bucket
+from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.operation import Operation, RunScript, batches, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
@@ -22,14 +22,14 @@ from ..limits.rate import period_of
 from ..limits.stored import LimitConfig
 from ..store.keys import count_keys
 
-__all__ = ["BucketStatus", "asking_usage", "bucket_statuses", "recent_use"]
+__all__ = ["MINUTE", "BucketStatus", "asking_standings", "recent_use", "standings_of", "usage", "use_window"]
 
 #: Limits whose status one script reads.
 AT_ONCE = 40
+#: Seconds over which use is averaged, at least and at most: use is kept for a day.
+MIN_USE, MINUTE, MAX_USE = 10.0, 60.0, 86_400.0
 #: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/add_counts.lua``.
 _ENTRIES, _SECONDS = 1500, 180
-#: Seconds over which use is averaged, at least and at most: use is kept for a day.
-MIN_WINDOW, MAX_WINDOW = 60.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +89,24 @@ def _read(demand: LimitRequest, code: Any, reply: Sequence[Any]) -> BucketStatus
     )
 
 
-def asking_usage(app: Celery, standings: Sequence[BucketStatus]) -> Operation[list[tuple[float | None, float | None]]]:
-    """``used`` and ``share`` of each limit: one script for dozens of them."""
-    limits = [standing.config.in_force for standing in standings]
-    periods = [period_of(limit.rate) if isinstance(limit, Limit) else 1.0 for limit in limits]
-    windows = [min(MAX_WINDOW, max(MIN_WINDOW, period)) for period in periods]
-    taken: Sequence[int | None] = [None] * len(standings)
-    if settings_of(app).counts and not settings_of(app).in_memory:
-        names = [standing.config.name for standing in standings]
-        taken = yield from recent_use(limiter_of(app)._asker.core, list(zip(names, windows, strict=True)))
-    found: list[tuple[float | None, float | None]] = []
-    for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
-        has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
-        if isinstance(limit, Concurrency):
-            held = max(0, standing.size - standing.remaining)
-            found.append((float(held), held / standing.size) if has_one_bucket else (None, None))
-        elif permits is None:
-            found.append((None, None))
-        else:
-            share = permits * standing.interval / window if has_one_bucket and standing.interval else None
-            found.append((permits * period / window, share))
-    return found
+def standings_of(
+    app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
+) -> list[BucketStatus]:
+    """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
+    return limiter_of(app)._asker.drive(asking_standings(app, limits, buckets))
+
+
+def asking_standings(
+    app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
+) -> Operation[list[BucketStatus]]:
+    """:func:`standings_of` as an operation."""
+    core, quotas = limiter_of(app)._asker.core, limiter_of(app).quotas
+    codes, demands = [], []
+    for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
+        code = limits.get(name) or quotas.get(name)
+        codes.append(code)
+        demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
+    return bucket_statuses(core, demands, codes)
 
 
 def recent_use(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
@@ -125,3 +122,24 @@ def recent_use(core: Operations, asked: Sequence[tuple[str, float]]) -> Operatio
 def _unit(within: float) -> int:
     """Seconds that one entry of recent use stands for."""
     return 1 if within <= _SECONDS else 60
+
+
+def use_window(limit: AnyLimit | None) -> float:
+    """Seconds over which a limit's use is averaged: ten, or its period if that is longer."""
+    return min(MAX_USE, max(MIN_USE, period_of(limit.rate) if isinstance(limit, Limit) else 1.0))
+
+
+def usage(
+    standing: BucketStatus, permits: int | None, in_minute: int | None
+) -> tuple[float | None, float | None, float | None]:
+    """``used``, ``share`` and ``used_in_minute`` of a limit."""
+    limit = standing.config.in_force
+    has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
+    if isinstance(limit, Concurrency):
+        held = max(0, standing.size - standing.remaining)
+        return (float(held), held / standing.size, None) if has_one_bucket else (None, None, None)
+    if permits is None or in_minute is None:
+        return None, None, None
+    period, window = period_of(limit.rate) if isinstance(limit, Limit) else 1.0, use_window(limit)
+    share = permits * standing.interval / window if has_one_bucket and standing.interval else None
+    return permits * period / window, share, in_minute * period / MINUTE if window < MINUTE else None

@@ -84,6 +84,11 @@ def history_key(prefix: str, name: str) -> str:
     return bucket_key(prefix, name, "", "history")
 
 
+def key_settings_key(prefix: str, name: str) -> str:
+    """The key that lists the keys of a limit with a pause or a rate of their own."""
+    return bucket_key(prefix, name, "", "key_settings")
+
+
 def touched_key(prefix: str, name: str) -> str:
     """The key that lists the buckets to which permits came back; see ``lua/include/mark_for_recheck.lua``."""
     return bucket_key(prefix, name, "", "touched")

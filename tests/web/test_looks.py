@@ -47,7 +47,7 @@ def test_a_row_says_what_status_says(server: EmbeddedServer, store: redis.Redis)
     assert (stripe["limit"], stripe["code"], stripe["parked"], stripe["word"]) == (
         "stripe",
         "100/s, burst 5",
-        "40, no worker runs this limit",
+        "40",
         "backlogged",
     )
     assert stripe["stored"].startswith("60/m, burst 5 by ann ")
