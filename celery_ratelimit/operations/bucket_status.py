@@ -110,13 +110,18 @@ def asking_standings(
 
 
 def recent_use(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
-    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/recent_usage.lua``."""
-    scripts = []
-    for part in batches(core.is_cluster, asked, len(asked), _ENTRIES, lambda each: int(each[1] / _unit(each[1]))):
+    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/recent_usage.lua``.
+
+    Nothing is read for 0 seconds.
+    """
+    scripts, read = [], [each for each in asked if each[1] > 0]
+    for part in batches(core.is_cluster, read, len(read), _ENTRIES, lambda each: int(each[1] / _unit(each[1]))):
         keys = [count_keys(core.calls.prefix, name)[1 if _unit(within) == 1 else 2] for name, within in part]
         values = [value for _, within in part for value in (_unit(within), round(within))]
         scripts.append(RunScript(core.scripts.recent_usage, call_of(keys, values)))
-    return [int(permits) for reply in (yield from run_all(scripts)) for permits in reply]
+    permits = [int(permits) for reply in (yield from run_all(scripts)) for permits in reply]
+    found = dict(zip(read, permits, strict=True))
+    return [found.get(each, 0) for each in asked]
 
 
 def _unit(within: float) -> int:

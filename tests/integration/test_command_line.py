@@ -668,8 +668,8 @@ def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redi
     store.config_resetstat()
     each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
     assert (each["limit70"]["remaining"], each["limit71"]["remaining"]) == (0, 1)
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 3 + 3 + 5, (
-        "who was seen, what cannot be published, who is parked, forty limits in a step, and what is used of twenty-five"
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 4 + 3 + 5, (
+        "workers, failures, parking lots and keys' settings; forty limits in a step; use of twenty-five in two windows"
     )
 
 
@@ -686,8 +686,8 @@ def test_hundreds_of_lots_are_listed_in_pages(server: EmbeddedServer, store: red
     found = lots.lots()
     assert len(found) == 280
     assert {round(lot.drains_in or 0.0, 6) for lot in found} == {1.0, 0.6}
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + -(-280 // READ_AT_ONCE) + 7 + 5, (
-        "workers, indexes, lots in steps, forty buckets in a step, and what is used of twenty limits"
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 4 + -(-280 // READ_AT_ONCE) + 7 + 5, (
+        "workers, failures, indexes, keys' settings; lots in steps, forty buckets in a step, and use of twenty limits"
     )
 
 
