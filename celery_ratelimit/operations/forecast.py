@@ -51,6 +51,7 @@ class Throughput(NamedTuple):
         gap: longest time without a permit at full use, in seconds: a window's length.
         lots: parking lots that are served side by side.
         backlog: permits that their tasks cost.
+        age: seconds for which the backlog has been there.
     """
 
     seconds: float = 0.0
@@ -59,6 +60,7 @@ class Throughput(NamedTuple):
     gap: float = 0.0
     lots: int = 1
     backlog: float = inf
+    age: float = 0.0
 
     @property
     def decides(self) -> bool:
@@ -67,9 +69,9 @@ class Throughput(NamedTuple):
         return self.seconds > 0 and (not self.allowed or self.permits + 2 * sqrt(self.permits + 1) < least)
 
 
-def window(now: float, since: float) -> float:
-    """Seconds over which the throughput of a backlog is measured that is as it is since that time; 0.0: too young."""
-    seconds = min(MAX_WINDOW, now - since - REPORTED_AFTER)
+def window(age: float) -> float:
+    """Seconds over which the throughput of a backlog of that age is measured; 0.0: it is too young."""
+    seconds = min(MAX_WINDOW, age - REPORTED_AFTER)
     return float(floor(seconds)) if seconds >= MIN_WINDOW else 0.0
 
 
@@ -84,8 +86,11 @@ def forecast(permits: float, standing: BucketStatus, throughput: Throughput, hel
     if measured.decides:
         if not measured.permits:
             return Forecast(None, reason=f"no task has started for {length(measured.seconds)}")
-        per_second, ahead = measured.permits / measured.seconds, permits + standing.waiting
-        by_workers = min(ahead * measured.lots, measured.backlog + standing.waiting) / per_second
+        per_second = measured.permits / measured.seconds
+        # Tasks leave their lots at the rate that is allowed, and then wait in workers.
+        returned = (measured.allowed - per_second) * measured.age
+        ahead = min(permits * measured.lots, measured.backlog) + max(standing.waiting, returned)
+        by_workers = ahead / per_second
         if by_workers >= seconds or not standing.interval:
             seconds = max(seconds, by_workers)
             error = BAND + 2 / sqrt(measured.permits) + 1 / measured.seconds

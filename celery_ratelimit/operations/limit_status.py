@@ -89,7 +89,7 @@ class LimitStatus:
             return Forecast(0.0) if is_idle else forecast(queued, self.standing, self.throughput, self.held_up)
         turns = [(lot.key, self.last_turn(lot, standing, queued)) for lot, standing in known]
         key, last = max(turns, key=lambda each: inf if each[1].seconds is None else each[1].seconds)
-        is_its_own = key and last.reason and not self.held_up and not self.standing.config.paused
+        is_its_own = key and last.reason and self.of_keys[key].config.paused > self.standing.config.paused + 1.0
         return replace(last, reason=f"key {key!r}: {last.reason}") if is_its_own else last
 
     @property
@@ -114,18 +114,19 @@ class LimitStatus:
         return [(lot, standing) for lot, standing in standings if not standing.config.paused]
 
     @property
-    def window(self) -> float:
-        """Seconds since when the backlog, its rates and its pauses are as they are, as far as they are measured."""
+    def age(self) -> float:
+        """Seconds since when the backlog, its rates and its pauses are as they are."""
         changes = [each.config.changed for each in (self.standing, *self.of_keys.values())]
-        return window(self.standing.now, max(min([lot.oldest for lot, _ in self.served], default=inf), *changes))
+        return self.standing.now - max(min([lot.oldest for lot, _ in self.served], default=inf), *changes)
 
     def measured(self, permits: int) -> Throughput:
-        """The throughput, by the permits that were taken within :attr:`window`."""
-        seconds, served, standing = self.window, self.served, self.standing
+        """The throughput, by the permits that were taken within the window of its age."""
+        seconds, served, standing = window(self.age), self.served, self.standing
         earlier = [each.interval for lot, each in served if lot.oldest <= standing.now - seconds]
         allowed = sum(1 / interval for interval in earlier if interval)
         backlog = sum(lot.cost for lot, _ in served) if len(served) > 1 else inf
-        return Throughput(seconds, permits, allowed, standing.size * standing.interval, len(served) or 1, backlog)
+        gap, lots = standing.size * standing.interval, max(1, len(served))
+        return Throughput(seconds, permits, allowed, gap, lots, backlog, self.age)
 
     @property
     def paused_until(self) -> float | None:

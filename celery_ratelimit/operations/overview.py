@@ -22,7 +22,7 @@ from ..limiter.shadow import ask_shadows
 from ..limits.any_limit import AnyLimit
 from .backlogs import KeySettings, asking_held_up, asking_key_settings, asking_weights, held_back, readable
 from .bucket_status import MINUTE, BucketStatus, asking_standings, recent_use, usage, use_window
-from .forecast import Throughput
+from .forecast import Throughput, window
 from .limit_status import LimitStatus
 
 __all__ = ["asking_overview", "in_shadow", "overview"]
@@ -169,7 +169,7 @@ def _asking_keys_and_use(
         asked = []
         for each in found:
             usual = use_window(each.standing.config.in_force)
-            windows = usual, MINUTE if usual < MINUTE else 0.0, each.window
+            windows = usual, MINUTE if usual < MINUTE else 0.0, window(each.age)
             asked += [(each.name, seconds) for seconds in windows]
         taken = yield from recent_use(limiter_of(app)._asker.core, asked)
     with_use = []
