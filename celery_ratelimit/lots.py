@@ -1,6 +1,6 @@
 """The parking lots of an app; see :class:`ParkingLots`."""
 
-from .operations.limit_status import ParkingLot
+from .operations.lots import ParkingLot
 from .operations.operator_actions import ParkedTask, ParkingLots
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots"]

@@ -22,9 +22,12 @@ from .app.settings import settings_of
 from .counts.figures import Stats
 from .errors import STORE_TROUBLES, ConfigurationError
 from .forks import begin_anew_after_fork
+from .limiter.decision_counts import ask_counts
+from .limiter.operation import at_once
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
-from .operations.limit_status import LimitStatus, overview
+from .operations.limit_status import LimitStatus
+from .operations.overview import asking_overview
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -113,8 +116,10 @@ class Collector:
 
     def _metrics(self) -> Iterator[Metric]:
         limits = {**settings_of(self._app).quotas, **AppLimits(self._app)}
-        yield from _counted(limiter_of(self._app).stats(sorted(limits), totals=True, force=True).values())
-        found = overview(self._app, ask_broker=False)
+        asker = limiter_of(self._app)._asker
+        stats = ask_counts(asker.core, sorted(limits), totals=True)
+        counts, found = asker.drive(at_once(stats, asking_overview(self._app, ask_broker=False)))
+        yield from _counted(counts)
         yield from _in_force([each for each in found if each.name in limits])
         yield from _parked(found)
 
@@ -179,12 +184,13 @@ def _rate_of(limit: AnyLimit) -> float:
 def _parked(found: Sequence[LimitStatus]) -> Iterator[Metric]:
     tasks = _gauge("parked_tasks", "Tasks that are parked.")
     oldest = _gauge("oldest_parked_seconds", "Since when the first of them is throttled.")
-    drain = _gauge("drain_seconds", "Until the last of them has had its turn.")
+    drain = _gauge("drain_seconds", "Until the last of them has had its turn, where this is known.")
     unattended = _gauge("unattended_tasks", "Parked tasks of a limit that no worker has.")
     for each in found:
         age = each.standing.now - each.oldest if each.oldest is not None else 0.0
         tasks.add_metric([each.name], each.parked)
         oldest.add_metric([each.name], max(0.0, age))
-        drain.add_metric([each.name], (each.drains_in or 0.0) if each.parked else 0.0)
+        if not each.parked or each.drains_in is not None:
+            drain.add_metric([each.name], each.drains_in or 0.0 if each.parked else 0.0)
         unattended.add_metric([each.name], 0 if each.attended else each.parked)
     yield from (tasks, oldest, drain, unattended)

@@ -9,7 +9,7 @@ from typing import Any
 
 from .names import plain
 
-__all__ = ["NO_END", "clock", "end_of", "length", "number_of", "plain", "seconds_of", "unnamed"]
+__all__ = ["NO_END", "clock", "end_of", "few_digits", "length", "number_of", "plain", "seconds_of", "unnamed"]
 
 #: An end this many seconds away counts as none: a pause that lasts until a command ends it.
 NO_END = 20 * 365 * 86_400.0
@@ -73,4 +73,9 @@ def clock(at: float | None, now: float | None = None) -> str:
 def end_of(what: str, at: float, now: float | None = None) -> str:
     """The end of a setting as text; if it has no end, ``what`` names the act that ends it: ``resumed``, ``unset``."""
     has_none = at - (time.time() if now is None else now) > NO_END
-    return f"until it is {what}" if has_none else f"until {clock(at, now)}"
+    return f"until {what}" if has_none else f"until {clock(at, now)}"
+
+
+def few_digits(number: float) -> str:
+    """A number of permits, as in ``0.22`` or ``93``."""
+    return f"{number:.2g}" if number < 9.95 else f"{number:.0f}"

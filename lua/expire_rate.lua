@@ -1,13 +1,13 @@
 -- expire_rate: the stored rate ends after some time; then the code's holds again.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
---        4  history, see include/keep_change.lua
+--        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
 -- ARGV   1  lasts     us, >= 0; 0: now
 --        2  key       text: of the bucket; '' for the whole limit
 --        3  note      text: who and why, for the history
 -- Reply  1 if there was one, else 0
--- Writes config, history; time to live: an hour longer, unless it has a version
-local CONFIG_KEY, CHANGES, TOUCHED, HISTORY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- Writes config, history, key_settings; time to live: an hour longer, unless it has a version
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS = unpack(KEYS)
 local lasts, BUCKET, NOTE = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua

@@ -4,11 +4,12 @@
 --        2  returns   sorted set, "<return queue> NUL <queue>" -> us of the last report of a worker that consumes it
 --        3  queues    see heartbeat_queues.lua
 -- ARGV   1  kept      us: for how long both are known
---        2  after     us, >= 0: reply with entries that were not reported for that long
+--        2  after     us: reply with entries that were not reported for that long; below zero: also with queues that are consumed
 --        3  most      of each; -1: all
 --        4  limits, 5 returns: number of each that follow
 --        6+           these; then the limits and returns to forget, unless a worker has reported them meanwhile
--- Reply  three lists: limits, returns, and queues that no worker consumes; each entry is followed by us since its last report
+-- Reply  three lists: limits, returns, and queues that no worker consumes; each entry is followed by us since its last report;
+--        of a queue that a worker consumes, below zero
 -- Writes both; time to live: `kept`
 local KEPT, AFTER, MOST = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local NUMBERS = {tonumber(ARGV[4]), tonumber(ARGV[5])}

@@ -22,30 +22,32 @@ local function since_of(id, place)
     return tonumber(match(call('HGET', messages, id) or '', THROTTLED_AT) or place)
 end
 
--- The earliest time since which the first task of any priority is throttled.
-local function oldest_of(parked)
+-- The earliest time since which the first task of any priority is throttled, of so many.
+local function oldest_of(parked, number)
     local oldest, from = math.huge, '-inf'
-    while true do
+    while number > 0 do
         local id, place = unpack(call('ZRANGEBYSCORE', parked, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1))
-        if not id then return oldest end
+        if not id then break end
         local since = since_of(id, tonumber(place))
         oldest = min(oldest, since)
+        if number == 1 then break end
         from = '(' .. int(max(tonumber(place), now + tonumber(place) - since)) -- behind the tasks of its priority
     end
+    return oldest
 end
 
 local answer, bytes = {int(now)}, 0
 for i = 1, #KEYS, KEYS_A_LOT do
     local parked, leaving, aside, costs = KEYS[i], KEYS[i + 1], KEYS[i + 3], KEYS[i + 4]
     messages = KEYS[i + 2]
-    local oldest = oldest_of(parked)
-    local number, after = call('ZCARD', aside), '-'
-    while number > 0 do -- one look for each queue
+    local number, suspended, after = call('ZCARD', parked), call('ZCARD', aside), '-'
+    local oldest = oldest_of(parked, number)
+    while suspended > 0 do -- one look for each queue
         local queue, place, id = match(call('ZRANGEBYLEX', aside, after, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z(%d+)%z(.*)$')
         if not queue then break end
         oldest, after = min(oldest, since_of(id, tonumber(place))), '[' .. queue .. '\1'
     end
-    number = number + call('ZCARD', parked)
+    number = number + suspended
     local lot = {number, call('ZCARD', leaving), oldest == math.huge and '0' or int(oldest)}
     lot[4] = number == 0 and 0 or max(number, call('HGET', costs, ARGV[FIRST_BUCKET + (i - 1) / KEYS_A_LOT]) or 0)
     for _, id in ipairs(from ~= '' and ids_of_lot(parked, aside, from, to) or {}) do

@@ -1,13 +1,13 @@
 -- pause: let nothing through for some time, anywhere. A shorter pause never shortens one that is there.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
---        4  history, see include/keep_change.lua
+--        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
 -- ARGV   1  lasts     us, >= 0; 0: go on (resume)
 --        2  key       text: of the bucket; '' for the whole limit
 --        3  note      text: who and why, for the history
 -- Reply  us that it is paused for, from now; for a resume: 1 if it was paused
--- Writes config, history; time to live: an hour longer than the pause, if nothing else is there
-local CONFIG_KEY, CHANGES, TOUCHED, HISTORY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- Writes config, history, key_settings; time to live: an hour longer than the pause, if nothing else is there
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS = unpack(KEYS)
 local lasts, BUCKET, NOTE = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua

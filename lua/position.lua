@@ -9,7 +9,8 @@
 -- Reply  us of this clock; 'parked', 'aside' (no worker consumes its queue), 'leaving' (returned, and not confirmed to be at the broker)
 --        or ''; number of tasks parked before it, -1 if it is not parked; number of tasks parked in the parking lot; permits that all
 --        of these cost; then the stored text of the task, see include/task_record.lua, or ''; then the weight of its share, a text: 0: it has
---        no turn; -1: the limit is not fair, or the store's user lacks the right to count; then about how many tasks are before it
+--        no turn; -1: the limit is not fair, or the store's user lacks the right to count; then about how many tasks are before it; then
+--        how many of its share are
 local id, key, WEIGHTS_IN_CODE = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
@@ -39,4 +40,4 @@ if type(before) == 'number' then
     local sum = -(call('ZSCORE', TURNS, SUM) or 0) % STORED - 1
     tasks = weight > 0 and min(number - 1, ceil(before * max(sum, weight) / weight)) or 0
 end
-return {int(now), where, rank, number, int(cost_of(number)), message, precise(weight), tasks}
+return {int(now), where, rank, number, int(cost_of(number)), message, precise(weight), tasks, weight < 0 and 0 or before}

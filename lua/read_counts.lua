@@ -8,9 +8,12 @@ local MINUTES = tonumber(ARGV[1])
 --!include prelude.lua
 --!include now.lua
 
+local totals = {}
+for i = 1, #KEYS, 4 do totals[#totals + 1] = KEYS[i] end
+totals = call('MGET', unpack(totals))
 local answer = {int(now)}
 for i = 1, #KEYS, 4 do
-    local said = {call('GET', KEYS[i]) or ''}
+    local said = {totals[#answer] or ''}
     if MINUTES > 0 then
         said[2], said[3], said[4] = {}, call('LRANGE', KEYS[i + 2], -MINUTES, -1), {}
     elseif MINUTES < 0 then

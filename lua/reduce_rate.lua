@@ -4,7 +4,7 @@
 --
 -- Source: CUBIC (RFC 9438) with a fixed time to recover, see include/adapted_share.lua.
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
---        4  history, see include/keep_change.lua
+--        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
 -- ARGV   1  granted   us at which the refused call's permit was good; 0: not known, and a reduction less than a second ago was enough
 --        2  recover   us, > 0: after which the rate is what it was; the whole rate comes after twice that
 --        3  least     millionths of the rate that the limit keeps, > 0
@@ -12,7 +12,7 @@
 --        5  key       text: of the bucket; '' for the whole limit
 -- Reply  millionths of the rate that are in force now
 -- Writes config, TTL until the whole rate is back and an hour more, unless something else is stored; history
-local CONFIG_KEY, CHANGES, TOUCHED, HISTORY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS = unpack(KEYS)
 local granted, recover, least, NOTE, BUCKET = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4], ARGV[5]
 --!include prelude.lua
 --!include now.lua

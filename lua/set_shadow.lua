@@ -1,16 +1,16 @@
 -- set_shadow: put a limit into shadow for everybody, or in force, whatever the code says; or leave it to the code again.
 --
 -- KEYS   1  config of the name, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
---        include/mark_for_recheck.lua; 4  history, see include/keep_change.lua; 5  shadow; 6  arrivals, 7  queues, 8  ends, 9  shadow_report, see
---        simulate_shadow.lua
+--        include/mark_for_recheck.lua; 4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua; 6  shadow;
+--        7  arrivals, 8  queues, 9  ends, 10 shadow_report, see simulate_shadow.lua
 -- ARGV   1  flag      1: in shadow; 0: in force; '': as the code says
 --        2  note      text: what only clients read
 -- Reply  1 if that is something else than before, else 0
 -- Writes shadow: string, "<flag> <us since>", a line feed and the note; config, history. shadow has no time to live, nor has config
 --        while it says so: it is somebody's decision. Nobody stands in a virtual queue any more, and what would have been done is
 --        forgotten, but for those who read it after its end.
-local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, SHADOW, BUCKET = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ''
-local ARRIVALS, QUEUES, ENDS, REPORT = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, SHADOW, ARRIVALS, QUEUES, ENDS, REPORT = unpack(KEYS)
+local BUCKET = '' -- the whole limit
 local flag, NOTE = ARGV[1], ARGV[2]
 --!include prelude.lua
 --!include now.lua

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from celery_ratelimit import Limit, RateLimitedTask
 from celery_ratelimit.backlog.backlog import ToPark, backlog_of
 from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.operations.bucket_status import standings_of
 from tests.conftest import PATIENT
 
 __all__ = ["Run", "command_line", "make_app", "park"]
@@ -52,6 +53,11 @@ def command_line(app: Celery) -> Run:
     return run
 
 
+def now_of(app: Celery) -> float:
+    """The store's clock, in microseconds since 1970; a test may have stopped it."""
+    return next(iter(standings_of(app, {"": None}))).now * 1e6
+
+
 def park(
     app: Celery,
     name: str,
@@ -63,8 +69,14 @@ def park(
     share: str | None = None,
     queue: str = "celery",
     ids: Sequence[str] = (),
+    worker: bool = True,
+    ago: float = 0.0,
 ) -> list[str]:
-    """Messages as a worker parks them."""
+    """Messages as a worker parks them, which has just reported its queue and limit; ``worker``: else there is none.
+
+    ``ago``: seconds since when they are throttled.
+    """
+    since = round(now_of(app) - ago * 1e6) if ago else 0
     parking, ids = backlog_of(app), list(ids) or [f"{name}-{share or key}-{n}" for n in range(number)]
     messages = []
     for n, id in enumerate(ids):
@@ -83,6 +95,21 @@ def park(
             "expires": None,
             "properties": {},
         }
-        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, "t", task=id, queue=queue, share=share))
+        messages.append(
+            ToPark(
+                f"{id}~0@{queue}",
+                cost,
+                json.dumps(parcel),
+                1,
+                "t",
+                since and since + n,
+                task=id,
+                queue=queue,
+                share=share,
+            )
+        )
+    if worker:
+        parking.register.attend("w1", [queue], [], 3600.0)
+        parking.register.seen([name])
     parking.park({(name, key): messages})
     return ids

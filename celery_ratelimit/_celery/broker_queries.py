@@ -9,12 +9,15 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   calls (celery/app/control.py 787), and publishes on the app's pool, where a call may wait for ever, unless there is
   no ``producer_pool`` (pidbox.py 279).
 * ``app.amqp.router.route`` (celery/app/routes.py 63) says to which queue a task is sent.
+* On Redis a queue is a list for each of the channel's ``priority_steps``, named by ``_q_for_pri``; its size is the sum
+  of their lengths (``Channel._size``, kombu/transport/redis.py 1656).
 * On SQS a passive declaration creates the queue; ``_resolve_queue_url`` (kombu/transport/SQS/__init__.py 499) does not.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -34,6 +37,8 @@ __all__ = [
 
 #: Seconds that a broker has to answer a query.
 TIMEOUT = 2.0
+#: Seconds after which no more queues are counted, where each is one question to the broker.
+COUNTING_TIMEOUT = 3.0
 
 
 class BrokerDidNotAnswer(Exception):
@@ -92,7 +97,8 @@ def default_queue_of(app: Any, task: str) -> str | None:
 def message_counts(app: Any, queues: Iterable[str]) -> dict[str, int]:
     """The number of messages in each queue that no worker has; 0 where the broker has no such queue.
 
-    A queue whose number is not known is left out: all of them, if the broker does not answer.
+    One round trip on Redis, at least one for each queue elsewhere. A queue whose number is not known is left out: all
+    of them, if the broker does not answer; the last ones, if there are too many for :data:`COUNTING_TIMEOUT`.
     """
     counts: dict[str, int] = {}
     names = list(dict.fromkeys(queues))
@@ -100,7 +106,10 @@ def message_counts(app: Any, queues: Iterable[str]) -> dict[str, int]:
         return counts
     with suppress(BrokerDidNotAnswer), _connected(app) as connection:
         channel = connection.channel()
-        for name in names:
+        if hasattr(channel, "_q_for_pri"):
+            return _lengths(channel, names)
+        ends = time.monotonic() + COUNTING_TIMEOUT
+        for name in itertools.takewhile(lambda _: time.monotonic() < ends, names):
             try:
                 counts[name] = _count(channel, name)
             except connection.channel_errors:
@@ -108,6 +117,17 @@ def message_counts(app: Any, queues: Iterable[str]) -> dict[str, int]:
                 if connection.transport.driver_type == "amqp":
                     channel = connection.channel()
     return counts
+
+
+def _lengths(channel: Any, names: Iterable[str]) -> dict[str, int]:
+    """The number of messages in each queue on Redis."""
+    steps = channel.priority_steps
+    with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipeline:
+        for name, step in itertools.product(names, steps):
+            pipeline.llen(channel._q_for_pri(name, step))
+        lengths = iter(pipeline.execute(raise_on_error=False))
+    each = {name: list(itertools.islice(lengths, len(steps))) for name in names}
+    return {name: sum(length for length in found if isinstance(length, int)) for name, found in each.items()}
 
 
 def message_count(connection: Any, queue: str) -> int:

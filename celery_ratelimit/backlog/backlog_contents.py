@@ -10,11 +10,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .._celery.saved_message import marker_in
 from ..limiter.argument_checks import microseconds
 from ..limiter.limit_request import LimitRequest
+from ..limiter.operation import Operation, batches
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.resp import text
@@ -22,11 +23,23 @@ from . import tuning
 from .messages import Bucket, LotSnapshot, Parked, Position, decoded, encoded, several
 from .scripts import Scripts
 
-__all__ = ["BacklogContents", "OccupiedBucketCache"]
+__all__ = ["BacklogContents", "LotCounts", "OccupiedBucketCache"]
 
 _T = TypeVar("_T")
 #: The keys of a parking lot that ``lua/list_parked.lua`` reads: parked, in_flight, payloads, suspended, costs.
 _LISTED = (0, 2, 1, 6, 11)
+
+
+class LotCounts(NamedTuple):
+    """How many parking lots a limit has, and how many tasks are parked in them.
+
+    Attributes:
+        keys: of the buckets with these lots; none, if there are more than were asked for.
+    """
+
+    lots: int
+    parked: int
+    keys: Sequence[str]
 
 
 class BacklogContents:
@@ -35,28 +48,30 @@ class BacklogContents:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """For each limit that has parking lots: how many, and how many tasks are parked in them."""
+    def counts(self, names: Sequence[str]) -> dict[str, LotCounts]:
+        """The counts of each limit that has parking lots."""
+        return self._scripts.asker.drive(self.asking_counts(names))
+
+    def asking_counts(self, names: Sequence[str], keys: int = 0) -> Operation[dict[str, LotCounts]]:
+        """:meth:`counts` as an operation; ``keys``: how many keys one script may list."""
         parts = list(_pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE))
-        replies = self._scripts.each_with_keys("locate", list(map(self._indexes, parts)))
+        replies = yield from self._scripts.asking(
+            "locate", *[(_indexes(self._scripts, part), [keys]) for part in parts]
+        )
         pairs = zip(chain.from_iterable(parts), chain.from_iterable(replies), strict=True)
-        return {name: (int(lots), int(parked)) for name, (lots, parked) in pairs if lots}
+        return {name: LotCounts(lots, parked, list(map(text, found))) for name, (lots, parked, found) in pairs if lots}
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
         """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
         for part in _pages(self._scripts.that_go_together(names), tuning.LOOKUPS):
             for asked in _pages([tasks], max(1, tuning.LOOKUPS // len(part))):
-                reply = self._scripts.with_keys("locate", self._indexes(part), *map(encoded, asked))
+                reply = self._scripts.with_keys("locate", _indexes(self._scripts, part), 0, *map(encoded, asked))
                 found: dict[Bucket, dict[str, str]] = {}
-                for name, (_, _, *entries) in zip(part, reply, strict=True):
+                for name, (_, _, _, *entries) in zip(part, reply, strict=True):
                     for entry in entries:
                         task, id, key = text(entry).split("\0", 2)
                         found.setdefault((name, key), {})[id] = decoded(task)
                 yield found
-
-    def _indexes(self, names: Sequence[str]) -> list[str]:
-        """Of each limit the keys in which its parking lots and its tasks are."""
-        return [key for name in names for key in self._scripts.shared_keys(name)[:3:2]]
 
     def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
         """Find returned tasks, not confirmed to be at the broker, that have ``task`` in their stored ids.
@@ -73,20 +88,25 @@ class BacklogContents:
 
     def position(self, bucket: Bucket, id: str, weights: str = "") -> Position:
         """The position of a task, by its id in the store; ``weights``: see :func:`.weights_text`."""
-        now, where, before, number, cost, stored, weight, tasks = self._scripts.run(
+        now, where, before, number, cost, stored, weight, tasks, in_share = self._scripts.run(
             "position", bucket, id, bucket[1], weights
         )
         (parked,) = several([id, 0, stored])
         position = Position(int(now), text(where), int(before), int(number), int(cost), parked)
         if float(weight) < 0:
             return position
-        return position._replace(before=int(tasks), weight=float(weight))
+        return position._replace(before=int(tasks), weight=float(weight), in_share=int(in_share))
 
-    def lots(self, names: Sequence[str]) -> Iterator[LotSnapshot]:
-        """The parking lots of these limits that are not empty, without tasks."""
-        buckets = list(chain.from_iterable(self._buckets(list(self.counts(names)))))
-        for some in _pages([buckets], tuning.READ_AT_ONCE):
-            yield from self._lots(some, None)
+    def lots(self, names: Sequence[str]) -> list[LotSnapshot]:
+        """The parking lots of these limits, without tasks."""
+        counts = self._scripts.asker.drive(self.asking_counts(names, tuning.KEYS_READ_AT_ONCE))
+        return self._scripts.asker.drive(self.asking_lots(self.buckets(counts)))
+
+    def buckets(self, counts: Mapping[str, LotCounts]) -> list[Bucket]:
+        """The buckets with parking lots of these limits; asks the store where not all keys are listed in ``counts``."""
+        listed = [(name, key) for name, each in counts.items() for key in each.keys]
+        others = [name for name, each in counts.items() if not each.keys]
+        return [*listed, *chain.from_iterable(self._buckets(others))]
 
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         """Pages of the keys of a limit's buckets that have parking lots; ``aside``: that have tasks set aside."""
@@ -94,9 +114,9 @@ class BacklogContents:
 
     def _buckets(self, names: Sequence[str], *, aside: bool = False) -> Iterator[list[Bucket]]:
         """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
-        cursors, seen, most = dict.fromkeys(names, 0), set[Bucket](), tuning.READ_AT_ONCE
+        cursors, seen, most = dict.fromkeys(names, 0), set[Bucket](), tuning.KEYS_READ_AT_ONCE
         while cursors:
-            asked = list(cursors)[:most]
+            asked = list(cursors)[: tuning.READ_AT_ONCE]
             calls = [(self._scripts.shared_keys(name)[3 if aside else 0], cursors[name], None, most) for name in asked]
             for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
                 found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
@@ -111,26 +131,30 @@ class BacklogContents:
 
         The list ends earlier if the messages are longer than one reply may be.
         """
-        return self._lots([bucket], (first, last))[0]
+        (lot,) = self._scripts.asker.drive(self.asking_lots([bucket], (first, last)))
+        return lot
 
-    def _lots(self, buckets: Sequence[Bucket], page: tuple[int, int] | None) -> list[LotSnapshot]:
+    def asking_lots(
+        self, buckets: Sequence[Bucket], page: tuple[int | str, int | str] = ("", "")
+    ) -> Operation[list[LotSnapshot]]:
+        """:meth:`lots` of these buckets as an operation; ``page``: the first and the last task that is listed."""
         by_name: dict[str, list[Bucket]] = {}
         for bucket in buckets:
             by_name.setdefault(bucket[0], []).append(bucket)
         together = self._scripts.that_go_together(list(by_name))
-        parts = [[bucket for name in names for bucket in by_name[name]] for names in together]
-        keys, arguments = [], []
-        for part in parts:
-            lots = [self._scripts.lot_keys(bucket) for bucket in part]
-            keys.append([lot[which] for lot in lots for which in _LISTED])
-            arguments.append((*(page or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in part]))
-        return [
-            LotSnapshot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
-            for part, (_, *found) in zip(
-                parts, self._scripts.each_with_keys("list_parked", keys, arguments), strict=True
-            )
-            for bucket, (parked, leaving, oldest, cost, *tasks) in zip(part, found, strict=True)
-        ]
+        parts = list(_pages([[b for name in names for b in by_name[name]] for names in together], tuning.READ_AT_ONCE))
+        lots: list[LotSnapshot] = []
+        for some in batches(False, parts, len(parts), tuning.LOTS_AT_ONCE, len):
+            calls = []
+            for part in some:
+                keys = [self._scripts.lot_keys(bucket) for bucket in part]
+                arguments = (*page, tuning.MAX_REPLY_BYTES, *[key for _, key in part])
+                calls.append(([lot[which] for lot in keys for which in _LISTED], arguments))
+            for part, (_, *found) in zip(some, (yield from self._scripts.asking("list_parked", *calls)), strict=True):
+                for bucket, (parked, leaving, oldest, cost, *tasks) in zip(part, found, strict=True):
+                    since = int(float(oldest)) / 1e6
+                    lots.append(LotSnapshot(*bucket, parked, leaving, since, int(cost), tuple(several(tasks))))
+        return lots
 
     # -- To take it out --------------------------------------------------------------------------------------------
 
@@ -243,6 +267,11 @@ def _remember(known: OrderedDict[Bucket, Any], bucket: Bucket, value: Any) -> No
     known.move_to_end(bucket)
     if len(known) > tuning.MAX_KNOWN_BUCKETS:
         known.popitem(last=False)
+
+
+def _indexes(scripts: Scripts, names: Sequence[str]) -> list[str]:
+    """The keys of each limit that hold its parking lots and its tasks."""
+    return [key for name in names for key in scripts.shared_keys(name)[:3:2]]
 
 
 def _pages(several: Iterable[Sequence[_T]], size: int) -> Iterator[Sequence[_T]]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .._celery import Worker
 from ..limiter.argument_checks import microseconds
+from ..limiter.operation import Operation
 from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import text
 from ..store_calls.store_calls import Asks
@@ -26,7 +27,7 @@ class UnattendedLimitsAndQueues(NamedTuple):
     Attributes:
         limits: by name.
         returns: return queues, each with the queue whose tasks come back by it.
-        queues: that no worker consumes.
+        queues: that no worker consumes. Below zero: a worker consumes it, until it has to report again.
     """
 
     limits: dict[str, float]
@@ -99,17 +100,30 @@ class FleetRegistry:
         after: float = 0.0,
         most: int = -1,
     ) -> UnattendedLimitsAndQueues:
-        """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
+        """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds;
+        below zero: also what is reported.
 
         Args:
             limits, returns: see :class:`UnattendedLimitsAndQueues`.
             forget: limits, and return queues with their queues, without tasks.
             most: how many of each kind; -1: all.
         """
+        return self._scripts.asker.drive(self.asking_seen(limits, returns, forget, after=after, most=most))
+
+    def asking_seen(
+        self,
+        limits: Sequence[str] = (),
+        returns: Sequence[tuple[str, str]] = (),
+        forget: Sequence[str] = (),
+        *,
+        after: float = 0.0,
+        most: int = -1,
+    ) -> Operation[UnattendedLimitsAndQueues]:
+        """:meth:`seen` as an operation."""
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(tuning.LIMIT_KNOWN), microseconds(after), most, len(limits), len(returns))
         pairs = ["\0".join(each) for each in returns]
-        reply = self._scripts.with_keys("heartbeat_limits", keys, *numbers, *limits, *pairs, *forget)
+        (reply,) = yield from self._scripts.asking("heartbeat_limits", (keys, [*numbers, *limits, *pairs, *forget]))
         of_limits, of_returns, of_queues = [
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
@@ -127,11 +141,19 @@ class FleetRegistry:
             failed: the errors by limit, queue and the task's id; no id: all tasks for that queue.
             published: the same without an error: they were published again.
         """
+        return self._scripts.asker.drive(self.asking_publish_failures(failed, published))
+
+    def asking_publish_failures(
+        self,
+        failed: Mapping[tuple[str, str, str], str] = MappingProxyType({}),
+        published: Sequence[tuple[str, ...]] = (),
+    ) -> Operation[dict[str, list[PublishFailure]]]:
+        """:meth:`publish_failures` as an operation."""
         key = failures_key(self._scripts.prefix, self._scripts.fleet)
         arguments: list[str | int] = [microseconds(tuning.FAILURE_KEPT), tuning.MAX_FAILURES, len(published)]
         arguments += ["\0".join(each) for each in published]
         arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
-        reply = self._scripts.with_keys("publish_failures", [key], *arguments)
+        (reply,) = yield from self._scripts.asking("publish_failures", ([key], arguments))
         found: dict[str, list[PublishFailure]] = {}
         for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
             name, queue, task = field.split("\0", 2)

@@ -47,6 +47,7 @@ class Parked(NamedTuple):
         task: the task's id.
         share: the task's share of the limit; empty: the limit was not fair when it was parked.
         survivor: the id of the task that waits in its place, if one does.
+        queue: to which the task was sent.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Parked(NamedTuple):
     task: str = ""
     share: str = ""
     survivor: str = ""
+    queue: str = ""
 
 
 class PollResult(NamedTuple):
@@ -146,6 +148,7 @@ class Position(NamedTuple):
         cost: permits that all of these cost.
         parked: the task.
         weight: of the task's share; 0.0: the share is held back; ``None``: the limit is not fair.
+        in_share: number of tasks of its share before it.
     """
 
     now: int
@@ -155,6 +158,7 @@ class Position(NamedTuple):
     cost: int
     parked: Parked
     weight: float | None = None
+    in_share: int = 0
 
     @property
     def permits(self) -> float | None:
@@ -243,5 +247,6 @@ def _read(id: Any, wait: Any, stored: Any) -> Parked:
     fields = text(stored).split(" ", 10)
     if len(fields) < 11 or not (fields[1].isdecimal() and fields[2].isdecimal()):
         return Parked(text(id), 0, 0, int(wait) / 1e6, "")
-    _, copy, since, _, _, share, _, survivor, _, task, message = fields
-    return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message, decoded(task), share, decoded(survivor))
+    _, copy, since, _, _, share, _, survivor, queue, task, message = fields
+    texts = decoded(task), share, decoded(survivor), decoded(queue)
+    return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message, *texts)

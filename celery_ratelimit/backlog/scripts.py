@@ -7,11 +7,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import zip_longest
 from typing import Any
 
 from ..limiter.argument_checks import microseconds
-from ..limiter.operation import RunScript, run_all
+from ..limiter.operation import Operation, RunScript, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
@@ -31,7 +30,7 @@ _NAMES = (
     *("park", "take_due", "confirm_published", "filter_copies_and_acquire", "find_due_lots"),
     *("reschedule_changed_limit", "make_suspended_lots_due", "heartbeat_queues", "heartbeat_limits"),
     *("locate", "list_parked", "take_out", "take_for_original_queues", "position"),
-    *("repair_lost_keys", "publish_failures"),
+    *("repair_lost_keys", "publish_failures", "key_settings"),
 )
 
 
@@ -78,12 +77,9 @@ class Scripts:
         """Run a script with these keys."""
         return self.call(name, *call_of(keys, arguments))
 
-    def each_with_keys(
-        self, name: str, keys: Sequence[Sequence[str]], arguments: Sequence[Sequence[str | int]] = ()
-    ) -> list[Any]:
-        """Run a script with each of these lists of keys, and its arguments, in one round trip."""
-        each = zip_longest(keys, arguments, fillvalue=())
-        return self.asker.drive(run_all([RunScript(self.by_name[name], call_of(*those)) for those in each]))
+    def asking(self, name: str, *calls: tuple[Sequence[str], Sequence[str | int]]) -> Operation[list[Any]]:
+        """Run a script with each of these lists of keys and arguments, in one round trip."""
+        return run_all([RunScript(self.by_name[name], call_of(*call)) for call in calls])
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """Run a script for one parking lot."""

@@ -112,6 +112,10 @@ READ_AT_ONCE = 75
 #: Entries of one index that one script moves or one command scans. 500 took the store 6.1 ms (ADR 15).
 #: 250 of them are due at once after a change, and more at 500 a second (ADR 8).
 SCANNED_AT_ONCE = 350
+#: Keys of buckets with parking lots that one command or script reads: 0.9 ms; with the counts of 350 limits 2.2 ms.
+KEYS_READ_AT_ONCE = 1000
+#: Parking lots that one round trip reads, in scripts of :data:`READ_AT_ONCE`: half a megabyte is sent.
+LOTS_AT_ONCE = 2000
 #: Entries of parking lots that one script compares (about a millisecond), and scripts of one comparison.
 COMPARED, COMPARISONS = 250, 20
 #: Bytes of messages after which one script's reply ends: a connection transfers so many in a moment (ADR 8).

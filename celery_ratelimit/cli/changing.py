@@ -85,7 +85,7 @@ def unset(change: Change, shadow: bool) -> None:
 
 @click.command()
 @changes()
-@click.option("--for", "for_", type=Duration(), help="90, 10m, 1h30m. Default: until it is resumed.")
+@click.option("--for", "for_", type=Duration(), help="90, 10m, 1h30m. Default: until resumed.")
 def pause(change: Change, for_: float | None) -> None:
     """Start no task of the limit in the whole fleet. A shorter pause does not shorten a longer one."""
     _change(change, lambda limiter: limiter.pause(change.name, for_ or 1e9, key=change.key, **change.said))
@@ -104,7 +104,7 @@ def reset(change: Change) -> None:
     """Fill the bucket again; waiting tasks acquire anew."""
     from ..app.app_limits import limits_of_app
     from ..app.state import limiter_of
-    from ..operations.limit_status import standings_of
+    from ..operations.bucket_status import standings_of
 
     app, name, key = app_of(change.ctx), change.name, change.key
     code = limits_of_app(app).get(name) or limiter_of(app).quotas.get(name)

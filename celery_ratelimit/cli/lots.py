@@ -34,7 +34,9 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
         show_json({"name": name, "parked": total, "page": page, "tasks": rows})
         return
     if rows:
-        tell(table_of(PARKED_HEADS, [parked_row(row) for row in rows], ("QUEUE", "WAITS SINCE", "TASK", "KEY")))
+        tell(
+            table_of(PARKED_HEADS, [parked_row(row) for row in rows], ("QUEUE", "WAITS SINCE", "TASK", "SHARE", "KEY"))
+        )
     pages = max(1, -(-total // number))
     click.echo(f"{total} parked" + (f", page {page} of {pages}" if pages > 1 else ""))
 

@@ -15,6 +15,7 @@ from .shown import clock, plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
     from ..operations.limit_status import LimitStatus
+    from ..operations.lots import ParkingLot
 
 __all__ = ["status", "top"]
 
@@ -31,15 +32,17 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
     """Show how the limits stand: rates, what is left, what waits, and when that is through."""
     from ..backlog.backlog import backlog_of
     from ..backlog.store_memory import memory_warning
-    from ..operations.limit_status import overview
+    from ..operations.lots import longest
+    from ..operations.overview import overview
 
-    found = overview(app_of(ctx), *names, force=force)
+    app = app_of(ctx)
+    found = overview(app, *names, force=force)
     if as_json:
-        show_json([_data(each) for each in found])
+        show_json([{**_data(each), "longest": longest(app, each)} if names else _data(each) for each in found])
     elif not found:
         click.echo("There are no limits.")
     elif names:
-        click.echo("\n\n".join("\n".join(_lines(each)) for each in found))
+        click.echo("\n\n".join("\n".join(_lines(each, longest(app, each))) for each in found))
     else:
         tell(_table(found))
         for each in found:
@@ -47,7 +50,7 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
                 click.echo(f"{plain(each.name)} is in shadow: {each.shadow_report}")
             for failure in each.failures:
                 click.echo(f"{plain(each.name)}: {plain(str(failure))}")
-        if full := memory_warning(*backlog_of(app_of(ctx)).memory()):
+        if full := memory_warning(*backlog_of(app).memory()):
             click.echo(f"Warning: {full}", err=True)
 
 
@@ -59,7 +62,7 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
 def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
     from ..errors import STORE_TROUBLES
-    from ..operations.limit_status import overview
+    from ..operations.overview import overview
     from ..operations.wording import busiest
 
     try:
@@ -95,11 +98,11 @@ def _table(found: Sequence[LimitStatus]) -> Any:
     return table_of(HEADS, [row_of(each) for each in found], _GIVES_WAY)
 
 
-def _lines(each: LimitStatus) -> list[str]:
+def _lines(each: LimitStatus, backlogs: Sequence[ParkingLot]) -> list[str]:
     """One limit, whole."""
     from ..operations.wording import facts_of
 
-    return [f"{plain(each.name)}: {each.state}", *[f"  {what:<17} {said}" for what, said in facts_of(each)]]
+    return [f"{plain(each.name)}: {each.state}", *[f"  {what:<17} {said}" for what, said in facts_of(each, backlogs)]]
 
 
 def _data(each: LimitStatus) -> dict[str, Any]:
@@ -116,6 +119,7 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "by_key": each.by_key,
         "used": each.used,
         "share": each.share,
+        "used_in_minute": each.used_in_minute,
         "remaining": each.remaining,
         "size": standing.size,
         "retry_after": standing.retry_after,
@@ -126,8 +130,11 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "oldest": each.oldest,
         "queues": each.queues,
         "queued": each.queued,
-        "drains_in": each.drains_in,
+        "forecast": each.forecast,
         "paused_until": each.paused_until,
+        "paused_keys": sum(kind == "p" for kind, _ in each.key_settings),
+        "rated_keys": sum(kind == "r" for kind, _ in each.key_settings),
+        "keys": [key.config for key in each.settled_keys],
         "attended": each.attended,
         "tasks": each.tasks,
         "failures": each.failures,

@@ -12,6 +12,7 @@ from asyncio import Task
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain, islice
 from types import MethodType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
@@ -27,6 +28,7 @@ __all__ = [
     "RunScript",
     "Sleep",
     "UninterruptedAcquire",
+    "at_once",
     "batches",
     "limiter_method",
     "run_all",
@@ -83,6 +85,22 @@ Operation = Generator[list[RunScript] | KeysExist | Sleep | UninterruptedAcquire
 def run_all(scripts: list[RunScript]) -> Operation[list[Any]]:
     """Run scripts at once and return their replies; the first error is raised."""
     return without_errors((yield scripts) if scripts else [])
+
+
+def at_once(*operations: Operation[Any]) -> Operation[list[Any]]:
+    """Run operations that yield only scripts side by side: a step of all is one round trip. Returns their results."""
+    results: list[Any] = [None] * len(operations)
+    replies: dict[int, Any] = dict.fromkeys(range(len(operations)))  # of the operations that have not ended
+    while replies:
+        asked: dict[int, Any] = {}
+        for i, given in replies.items():
+            try:
+                asked[i] = operations[i].send(given)
+            except StopIteration as end:
+                results[i] = end.value
+        said = iter((yield list(chain.from_iterable(asked.values()))) if asked else ())
+        replies = {i: list(islice(said, len(scripts))) for i, scripts in asked.items()}
+    return results
 
 
 def without_errors(replies: Iterable[T | RateLimitError]) -> list[T]:

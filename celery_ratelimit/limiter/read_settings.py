@@ -33,6 +33,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
+        changed=max(of_all["changed"], of_key["changed"]) / 1e6,
         share=of_key["share"] if of_key["share"] < 1 else of_all["share"],
         stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
     )
@@ -40,13 +41,15 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
 
 def read_stored(text: str, now: int) -> dict[str, Any]:
     """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
-    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0, "share": 1.0}
+    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
+    nothing |= {"changed": 0, "share": 1.0}
     if not text:
         return nothing
     numbers, _, note = text.partition("\n")
     numbers, _, adapted = numbers.partition("~")
-    version, until, paused, method, *_, since, _ = numbers.split()
-    said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now)}
+    version, until, paused, method, *_, since, resumed = numbers.split()
+    changed = max(at for at in (0, *map(int, (until, paused, since, resumed))) if at <= now)
+    said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now), "changed": changed}
     if adapted:
         said["share"] = adapted_share(now, *map(int, adapted.split()))
     if method == "-" or 0 < int(until) <= now:

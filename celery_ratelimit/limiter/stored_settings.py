@@ -23,6 +23,7 @@ from ..store.keys import (
     config_keys,
     escape,
     history_key,
+    key_settings_key,
     shadow_key,
     shadow_keys,
     short,
@@ -144,10 +145,11 @@ class SettingOperations:
         reply = yield from _reply(self._scripts.change_history, [history_key(self.prefix, name)])
         return [_read_change(name, code, each) for each in reversed(reply[1:])]
 
-    def _changes(self, name: str, key: str | None) -> tuple[str, str, str, str]:
-        """The keys of a change: the settings, the counter of changes, the touched buckets, and the history."""
+    def _changes(self, name: str, key: str | None) -> tuple[str, ...]:
+        """The keys of a change: settings, counter of changes, touched buckets, history, keys with settings."""
         config = config_keys(self.prefix, name, short(key or ""))[1]
-        return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
+        of_limit = [each(self.prefix, name) for each in (changes_key, touched_key, history_key, key_settings_key)]
+        return config, *of_limit
 
 
 def _reply(script: Script, keys: Sequence[str], values: Sequence[str | int] = ()) -> Operation[Any]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
+from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RateLimitError, StoreMisconfigured, StoreUnavailable
@@ -165,15 +166,18 @@ class StoreRunner:
         if len(questions) < 2 or not link.takes_bytes:
             return [self._reply(*question) for question in questions]
         said = link.exchange_all([question.script.command(*question.call) for question in questions])
-        # A script that has failed, for whatever reason, is run in the usual way, which handles the reason.
-        return [
-            reply
-            if not isinstance(reply, Exception)
-            else trouble(reply)
-            if isinstance(reply, RedisTimeoutError)
-            else self._reply(*question)
-            for question, reply in zip(questions, said, strict=True)
-        ]
+        made_known, again = set[Script](), list[int]()
+        for place, (question, reply) in enumerate(zip(questions, list(said), strict=True)):
+            if isinstance(reply, RedisTimeoutError):
+                said[place] = trouble(reply)
+            elif isinstance(reply, NoScriptError) and question.script in made_known:
+                again.append(place)  # in a cluster another node may not know it yet
+            elif isinstance(reply, Exception):  # run in the usual way, which handles the reason
+                said[place] = self._reply(*question)
+                made_known.add(question.script)
+        for place, reply in zip(again, self._reply_to([questions[place] for place in again]), strict=True):
+            said[place] = reply
+        return said
 
     def _reply(self, script: Script, call: Call) -> Any:
         try:

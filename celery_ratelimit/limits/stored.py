@@ -67,6 +67,7 @@ class LimitConfig:
         version: the highest version that was ever set; 0: none had one.
         paused: seconds until the pause ends.
         share: of the rate that is in force now; below 1.0: the limit is adaptive, and its upstream has refused calls.
+        changed: when a stored rate or a pause last began or ended, in seconds since 1970; 0.0: not known.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
@@ -83,6 +84,7 @@ class LimitConfig:
     reason: str = ""
     share: float = 1.0
     stored_shadow: StoredShadow | None = None
+    changed: float = 0.0
 
     @property
     def shadow(self) -> bool:

@@ -1,36 +1,18 @@
-"""The status of limits and of their parking lots: what is in force, used and left, what waits and for how long."""
+"""The status of a limit and of its parking lots: what is in force, used and left, what waits and for how long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import inf
 
-from celery import Celery
-
-from .._celery import default_queue_of, message_counts
-from ..app.settings import settings_of
-from ..app.state import limiter_of
-from ..app.survey import Owned, owners_of
-from ..backlog.backlog import Backlog, backlog_of
-from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
-from ..backlog.messages import Bucket, LotSnapshot
+from ..backlog.fleet_registry import PublishFailure
+from ..backlog.messages import LotSnapshot
 from ..counts.shadow_report import ShadowReport
-from ..limiter.limit_request import LimitRequest, own_key
-from ..limiter.shadow import ask_shadows
-from ..limits.any_limit import AnyLimit
-from ..limits.concurrency import Concurrency
-from ..limits.limit import Limit
-from ..limits.rate import period_of
-from .bucket_status import BucketStatus, bucket_statuses, recent_use
+from .bucket_status import BucketStatus
+from .forecast import Forecast, Throughput, forecast, window
 
-__all__ = ["LimitStatus", "ParkingLot", "in_shadow", "lots_of", "overview", "standings_of"]
-
-#: Lots that are read, of all limits together: about 0.2 s of the store's time. Beyond that tasks are counted, and the
-#: oldest is not known.
-MAX_LOTS = 20_000
-#: Seconds over which use is averaged, at least and at most: use is kept for a day.
-MIN_WINDOW, MAX_WINDOW = 60.0, 86_400.0
+__all__ = ["LimitStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +29,24 @@ class LimitStatus:
         oldest: when the first parked task was throttled, in seconds since 1970; ``None``: no task is parked, or there
             are too many lots to read.
         used: permits taken in each period of the rate in force (a second, of ``"100/s"``), on average over the last
-            minute, or the last period if that is longer, up to a day. Of a concurrency limit: held permits. ``None``:
-            not known, or not counted (``ratelimit_counts``).
+            ten complete seconds, or the last period if that is longer, up to a day. Of a concurrency limit: held
+            permits. ``None``: not known, or not counted (``ratelimit_counts``).
         share: ``used`` as a share of the rate in force; a burst may exceed 1.0. ``None``: not known, or the limit has a
             bucket for each key or worker.
+        used_in_minute: as ``used``, over the last minute; ``None``: not known, or ``used`` is of a minute or more.
         queues: queues to which its tasks are sent.
         queued: messages that wait in these queues and their return queues; ``None``: the broker does not say.
-        drains_in: seconds until all of these have had their turn, if no more come; ``None``: not known.
         attended: whether a worker has this limit, or no task is parked.
         tasks: names of its tasks.
         failures: its tasks that have left the store and cannot be published, with the broker's errors.
         shadow_report: what the limit would have done, while it is in shadow.
+        parking_lots: these; ``None``: too many to read.
+        key_settings: ``"p"`` (a pause) or ``"r"`` (a rate) with each key that has one of its own.
+        of_keys: the status of keys with settings of their own, if they have a lot or the limit was asked for by its
+            name; and of the one with the dearest other lot.
+        held_up: why none of its tasks can start; ``""``: they can.
+        held_back: why some tasks of a lot have no turn, by its key.
+        throughput: of its workers.
     """
 
     name: str
@@ -66,15 +55,78 @@ class LimitStatus:
     parked: int
     lots: int
     oldest: float | None
-    used: float | None
-    share: float | None
     queues: tuple[str, ...]
     queued: int | None
-    drains_in: float | None
     attended: bool
     tasks: tuple[str, ...]
-    failures: tuple[PublishFailure, ...] = ()
-    shadow_report: ShadowReport | None = None
+    failures: tuple[PublishFailure, ...]
+    shadow_report: ShadowReport | None
+    parking_lots: Sequence[LotSnapshot] | None
+    key_settings: Sequence[tuple[str, str]]
+    of_keys: Mapping[str, BucketStatus]
+    held_up: str
+    held_back: Mapping[str, str]
+    throughput: Throughput = Throughput()  # noqa: RUF009
+    used: float | None = None
+    share: float | None = None
+    used_in_minute: float | None = None
+
+    @property
+    def forecast(self) -> Forecast:
+        """When all parked tasks and all messages in the queues have had their turn, if no more come.
+
+        Lots of keys drain side by side; to which key a message in a queue belongs is not known.
+        """
+        if self.parking_lots is None:
+            return Forecast(None, reason="there are too many parking lots to read")
+        code = self.standing.config.code
+        cost = code.cost if code is not None and isinstance(code.cost, int) else 1
+        queued = 0 if self.by_key else cost * (self.queued or 0)
+        standings = self.of_keys if self.by_key else {"": self.standing, **self.of_keys}
+        known = [(lot, standings[lot.key]) for lot in self.parking_lots if lot.key in standings]
+        if not known:
+            is_idle = not queued and not self.standing.waiting
+            return Forecast(0.0) if is_idle else forecast(queued, self.standing, self.throughput, self.held_up)
+        turns = [(lot.key, self.last_turn(lot, standing, queued)) for lot, standing in known]
+        key, last = max(turns, key=lambda each: inf if each[1].seconds is None else each[1].seconds)
+        is_its_own = key and last.reason and self.of_keys[key].config.paused > self.standing.config.paused + 1.0
+        return replace(last, reason=f"key {key!r}: {last.reason}") if is_its_own else last
+
+    @property
+    def drains_in(self) -> float | None:
+        """Seconds until then; ``None``: not known."""
+        return self.forecast.seconds
+
+    def last_turn(self, lot: LotSnapshot, standing: BucketStatus, queued: int = 0) -> Forecast:
+        """When all tasks of a lot, and messages that need so many permits, have had their turn."""
+        held_up = self.held_up or self.held_back.get(lot.key, "")
+        return forecast(lot.cost + queued, standing, self.throughput, held_up)
+
+    @property
+    def settled_keys(self) -> list[BucketStatus]:
+        """The keys of :attr:`of_keys` that have settings of their own."""
+        return [self.of_keys[key] for key in dict.fromkeys(key for _, key in self.key_settings) if key in self.of_keys]
+
+    @property
+    def served(self) -> list[tuple[LotSnapshot, BucketStatus]]:
+        """The lots whose bucket is not paused, each with what is in force there."""
+        standings = [(lot, self.of_keys.get(lot.key, self.standing)) for lot in self.parking_lots or ()]
+        return [(lot, standing) for lot, standing in standings if not standing.config.paused]
+
+    @property
+    def age(self) -> float:
+        """Seconds since when the backlog, its rates and its pauses are as they are."""
+        changes = [each.config.changed for each in (self.standing, *self.of_keys.values())]
+        return self.standing.now - max(min([lot.oldest for lot, _ in self.served], default=inf), *changes)
+
+    def measured(self, permits: int) -> Throughput:
+        """The throughput, by the permits that were taken within the window of its age."""
+        seconds, served, standing = window(self.age), self.served, self.standing
+        earlier = [each.interval for lot, each in served if lot.oldest <= standing.now - seconds]
+        allowed = sum(1 / interval for interval in earlier if interval)
+        backlog = sum(lot.cost for lot, _ in served) if len(served) > 1 else inf
+        gap, lots = standing.size * standing.interval, max(1, len(served))
+        return Throughput(seconds, permits, allowed, gap, lots, backlog, self.age)
 
     @property
     def paused_until(self) -> float | None:
@@ -103,193 +155,3 @@ class LimitStatus:
             return "at its limit"
         in_use = self.remaining is not None and (standing.reset_after > 0 or self.remaining < standing.size)
         return "active" if in_use else "idle"
-
-
-@dataclass(frozen=True, slots=True)
-class ParkingLot:
-    """What is parked for one bucket.
-
-    Attributes:
-        name: of the limit.
-        key: of the bucket; ``""``: the limit has only one.
-        parked: tasks.
-        oldest: when the first of them was throttled, in seconds since 1970.
-        drains_in: seconds until all have had their turn, at the rate in force; ``None``: not known, as under
-            :class:`~celery_ratelimit.Concurrency`.
-        attended: whether a worker has this limit. Else its tasks return to the queues that they were sent to,
-            ``ratelimit_orphans_after`` seconds after the last worker had it.
-        cost: permits that the tasks cost.
-    """
-
-    name: str
-    key: str
-    parked: int
-    oldest: float
-    drains_in: float | None
-    attended: bool = True
-    cost: int = 0
-
-
-class _Parked(NamedTuple):
-    """What is parked for one limit: tasks, lots, the oldest task, permits that all cost, and the dearest lot."""
-
-    tasks: int = 0
-    lots: int = 0
-    oldest: float | None = None
-    cost: int = 0
-    dearest: int | None = 0
-
-
-def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = True) -> list[LimitStatus]:
-    """The status of limits, by their names.
-
-    All limits cost a few scripts of a few milliseconds, and a hundred lots one more; each queue costs a question to the
-    broker.
-
-    Args:
-        app: the app; its tasks have to be imported.
-        names: of limits; default: all of its tasks, queues and quotas, and all that workers have or have had.
-        force: unknown names, too.
-        ask_broker: else ``queued`` is not known.
-
-    Raises:
-        ConfigurationError: a name is not known.
-    """
-    owned, backlog, settings = owners_of(app), backlog_of(app), settings_of(app)
-    seen = backlog.register.seen() if backlog.can_park else UnattendedLimitsAndQueues({}, {}, {})
-    failures = backlog.register.publish_failures() if backlog.can_park else {}
-    known: dict[str, AnyLimit | None] = {**dict.fromkeys(seen.limits), **settings.quotas}
-    known.update({name: each.limit for name, each in owned.items()})
-    for name in names:
-        if name not in known:
-            limiter_of(app).config(name, force=force)  # raises if the name is unknown
-            known[name] = None
-    limits = {name: known[name] for name in names or sorted(known)}
-    parked_of = _parked_of(backlog, list(limits)) if backlog.can_park else {}
-    queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in limits}
-    with_returns = {name: {*some, *map(settings.return_queue_for, some)} for name, some in queues.items()}
-    messages = message_counts(app, set().union(*with_returns.values())) if ask_broker else {}
-    standings, reports = in_shadow(app, standings_of(app, limits))
-    found = []
-    for (name, code), standing, (used, share) in zip(limits.items(), standings, _usage(app, standings), strict=True):
-        parked, by_key = parked_of.get(name, _Parked()), code is not None and code.key is not None
-        is_counted = with_returns[name] <= messages.keys()
-        queued = sum(messages[queue] for queue in with_returns[name]) if is_counted else None
-        found.append(
-            LimitStatus(
-                name=name,
-                standing=standing,
-                by_key=by_key,
-                parked=parked.tasks,
-                lots=parked.lots,
-                oldest=parked.oldest,
-                used=used,
-                share=share,
-                queues=queues[name],
-                queued=queued,
-                drains_in=_drains_in(standing, code, parked, queued or 0, by_key=by_key),
-                attended=not parked.tasks or seen.attends(name),
-                tasks=tuple(owned[name].tasks) if name in owned else (),
-                failures=tuple(failures.get(name, ())),
-                shadow_report=reports.get(name),
-            )
-        )
-    return found
-
-
-def lots_of(app: Celery, limits: Mapping[str, AnyLimit], names: Sequence[str] = ()) -> list[ParkingLot]:
-    """The lots in which tasks are parked; default: of ``limits``, and of all that workers have or have had."""
-    backlog = backlog_of(app)
-    seen = backlog.register.seen()
-    lots = [lot for lot in backlog.contents.lots(names or sorted({*limits, *seen.limits})) if lot.parked]
-    standings = standings_of(app, limits, [(lot.name, lot.key) for lot in lots])
-    return [
-        ParkingLot(
-            name=lot.name,
-            key=lot.key,
-            parked=lot.parked,
-            oldest=lot.oldest,
-            drains_in=standing.config.paused + lot.cost * standing.interval if standing.interval else None,
-            attended=seen.attends(lot.name),
-            cost=lot.cost,
-        )
-        for lot, standing in zip(lots, standings, strict=True)
-    ]
-
-
-def standings_of(
-    app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
-) -> list[BucketStatus]:
-    """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
-    asker, quotas = limiter_of(app)._asker, limiter_of(app).quotas
-    codes, demands = [], []
-    for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
-        code = limits.get(name) or quotas.get(name)
-        codes.append(code)
-        demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
-    return asker.drive(bucket_statuses(asker.core, demands, codes))
-
-
-def in_shadow(app: Celery, standings: Sequence[BucketStatus]) -> tuple[list[BucketStatus], dict[str, ShadowReport]]:
-    """The same with what is stored about their shadows; and what limits in shadow would have done, by name."""
-    limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
-    asker = limiter_of(app)._asker
-    found = asker.drive(ask_shadows(asker.core, limits))
-    kept = {name: each for name, (each, _) in found.items()}
-    told = [replace(each, config=replace(each.config, stored_shadow=kept.get(each.config.name))) for each in standings]
-    return told, {name: report for name, (_, report) in found.items()}
-
-
-def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
-    sent_to = [queue for task in owned.tasks if (queue := default_queue_of(app, task)) is not None]
-    return tuple(sorted({*sent_to, *owned.queues}))
-
-
-def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
-    counts, left, lots_of = backlog.contents.counts(names), MAX_LOTS, dict[str, list[LotSnapshot]]()
-    for name, (number, _) in sorted(counts.items(), key=lambda each: each[1]):
-        left -= number
-        if left >= 0:
-            lots_of[name] = []
-    for lot in backlog.contents.lots(list(lots_of)):
-        if lot.parked:
-            lots_of[lot.name].append(lot)
-    found = {name: _Parked(tasks, number, None, tasks, None) for name, (number, tasks) in counts.items()}
-    for name, lots in lots_of.items():
-        costs, oldest = [lot.cost for lot in lots], min([lot.oldest for lot in lots], default=None)
-        found[name] = _Parked(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))
-    return found
-
-
-def _drains_in(
-    standing: BucketStatus, code: AnyLimit | None, parked: _Parked, queued: int, *, by_key: bool
-) -> float | None:
-    """Lots of keys drain side by side; to which key a message in a queue belongs is not known."""
-    cost = code.cost if code is not None and isinstance(code.cost, int) else 1
-    ahead = parked.dearest if by_key else parked.cost + cost * queued
-    if ahead == 0 and not standing.waiting:
-        return 0.0
-    if ahead is None or not standing.interval:
-        return None
-    return max(standing.retry_after, standing.config.paused) + ahead * standing.interval
-
-
-def _usage(app: Celery, standings: Sequence[BucketStatus]) -> Iterator[tuple[float | None, float | None]]:
-    """``used`` and ``share`` of each limit: one script for dozens of them."""
-    limits = [standing.config.in_force for standing in standings]
-    periods = [period_of(limit.rate) if isinstance(limit, Limit) else 1.0 for limit in limits]
-    windows = [min(MAX_WINDOW, max(MIN_WINDOW, period)) for period in periods]
-    taken: Sequence[int | None] = [None] * len(standings)
-    if settings_of(app).counts and not settings_of(app).in_memory:
-        asker, names = limiter_of(app)._asker, [standing.config.name for standing in standings]
-        taken = asker.drive(recent_use(asker.core, list(zip(names, windows, strict=True))))
-    for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
-        has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
-        if isinstance(limit, Concurrency):
-            held = max(0, standing.size - standing.remaining)
-            yield (float(held), held / standing.size) if has_one_bucket else (None, None)
-        elif permits is None:
-            yield None, None
-        else:
-            share = permits * standing.interval / window if has_one_bucket and standing.interval else None
-            yield permits * period / window, share

@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from heapq import merge
+from itertools import chain, islice
+from math import inf
 from typing import Any
 
 from celery import Celery
 
 from .._celery import BrokerDidNotAnswer, publish_on, query_workers
 from .._celery.broker import broker_problem
-from .._celery.saved_message import marker_in_headers
 from ..app.app_limits import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
-from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
+from ..backlog.messages import Bucket, Parked, decoded, marker_of, read_parcel
 from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError, shown
 from ..names import no_such_limit
-from .limit_status import ParkingLot, lots_of, standings_of
+from .backlogs import weights_of
+from .lots import ParkingLot, lots_of, read_lots, tasks_in_order
+from .overview import overview
 from .task_lookup import PATIENCE, Explanation, explain
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parked_page", "take_out"]
@@ -42,6 +45,7 @@ class ParkedTask:
         args, kwargs: as logs show them.
         queue: to which it was sent.
         since: when it was throttled first, in seconds since 1970.
+        share: of a fair limit; ``""``: the limit was not fair when it was parked.
     """
 
     id: str
@@ -50,6 +54,7 @@ class ParkedTask:
     kwargs: str
     queue: str
     since: float
+    share: str = ""
 
 
 class ParkingLots:
@@ -81,13 +86,12 @@ class ParkingLots:
             ConfigurationError: a name is not known; says which names there are.
         """
         self._check(names, force)
-        return lots_of(self._app, self.limits, names)
+        return lots_of(self._app, names)
 
     def tasks(
         self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
     ) -> list[ParkedTask]:
-        """Tasks that are parked for one bucket, in the order of their turns; where the limit is fair, in the order in
-        which they came (:meth:`explain` forecasts the turn of one).
+        """Tasks that are parked for one bucket, in the order of their turns.
 
         Args:
             name: of the limit.
@@ -98,9 +102,9 @@ class ParkingLots:
         """
         self._check((name,), force)
         found: list[ParkedTask] = []
+        lot, limit = self._backlog.contents.lot((name, key), 0, 0), self.limits.get(name)
         while len(found) < number:
-            start, most = first + len(found), min(PAGE, number - len(found))
-            page = self._backlog.contents.lot((name, key), start, start + most - 1).tasks
+            page = tasks_in_order(self._app, limit, lot, first + len(found), min(PAGE, number - len(found)))
             if not page:
                 break
             found += map(_task, page)
@@ -150,7 +154,7 @@ class ParkingLots:
         The lots are searched first. Then the workers have a second to answer, and then the result backend is asked.
 
         *Warning*: a message in a queue of the broker cannot be found, nor can one in a worker that does not answer. The
-        forecast is for one limit at a rate that does not change, and workers that keep up.
+        forecast is for one limit at a rate that does not change, and workers that start tasks as they did lately.
 
         Raises:
             ConfigurationError: this cannot be an id.
@@ -239,8 +243,9 @@ def _task(parked: Parked) -> ParkedTask:
         str(headers.get("task", "")),
         str(headers.get("argsrepr", "")),
         str(headers.get("kwargsrepr", "")),
-        str(marker_in_headers(headers).get("queue", "")),
+        parked.queue,
         parked.since / 1e6,
+        decoded(parked.share),
     )
 
 
@@ -270,16 +275,20 @@ def parked_page(
 
     ``key``: of the bucket; ``None``: all buckets. For the others see :meth:`ParkingLots.tasks`.
     """
-    lots, rows, skip = ParkingLots(app), list[dict[str, Any]](), first
-    found = [lot for lot in lots.lots(name, force=force) if key in (None, lot.key)]
-    for lot in found:
-        if skip < lot.parked and len(rows) < number:
-            (standing,) = standings_of(app, lots.limits, [(name, lot.key)])
-            each = lot.cost / lot.parked * standing.interval if standing.interval else None
-            soonest = standing.now + max(standing.retry_after, standing.config.paused)
-            tasks = lots.tasks(name, lot.key, first=skip, number=number - len(rows), force=True)
-            for place, task in enumerate(tasks, skip):
-                turn = soonest + place * each if each is not None else None
-                rows.append({"place": place + 1, "key": lot.key, "turn": turn, "task": task, "now": standing.now})
-        skip = max(0, skip - lot.parked)
-    return sum(lot.parked for lot in found), rows
+    lots, rows = ParkingLots(app), list[dict[str, Any]]()
+    lots._check((name,), force)
+    limit = lots.limits.get(name)
+    limits = overview(app, name, force=True, ask_broker=False, max_lots=inf)
+    found = {lot.parked.key: lot for lot in read_lots(app, limits) if key in (None, lot.parked.key)}
+    held = {decoded(share) for share, weight in weights_of(app, {name: limit})[name].items() if not weight}
+    of_lots: dict[str, list[tuple[int, float]]] = {}
+    for seconds, each, place in islice(merge(*[lot.turns() for lot in found.values()]), first, first + number):
+        of_lots.setdefault(each, []).append((place, seconds))
+    for each, places in of_lots.items():
+        now = found[each].standing.now
+        tasks = lots.tasks(name, each, first=places[0][0], number=len(places), force=True)
+        for (place, seconds), task in zip(places, tasks, strict=False):
+            turn = now + seconds if seconds < inf and task.share not in held else None
+            rows.append({"place": place + 1, "key": each, "turn": turn, "task": task, "now": now})
+    rows.sort(key=lambda row: row["turn"] or inf)
+    return sum(lot.parked.parked for lot in found.values()), rows

@@ -28,7 +28,8 @@ from ..limits.limit import Limit
 from ..store.url_text import without_password
 from ..store_calls.tuning import THREADS
 from ..words import number_of
-from .limit_status import overview, standings_of
+from .bucket_status import standings_of
+from .overview import overview
 from .task_lookup import PATIENCE
 
 __all__ = ["InformationalFinding", "check_settings", "check_store", "check_workers"]

@@ -10,23 +10,24 @@ from itertools import chain
 from celery import Celery
 
 from .._celery import BrokerDidNotAnswer, query_workers
-from .._celery.saved_message import marker_in_headers
 from ..app.app_limits import limits_of_app
 from ..app.plan import plan_of
 from ..backlog.backlog import Backlog
 from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text
+from ..backlog.tuning import QUEUE_KNOWN
 from ..counts.shadow_report import ShadowReport
 from ..limits.stored import LimitConfig
-from ..words import NO_END, end_of
-from .limit_status import in_shadow, standings_of
+from ..words import end_of
+from .bucket_status import standings_of
+from .forecast import Forecast, forecast, no_worker
+from .lots import rank, shares_of
+from .overview import in_shadow, overview
 
 __all__ = ["PATIENCE", "Explanation", "explain"]
 
 #: Seconds that workers have to reply.
 PATIENCE = 1.0
-#: The error of a forecast: a share of the wait, plus this many seconds.
-BAND, MIN_BAND = 0.1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class Explanation:
         place: number of tasks parked before it; for a fair limit, about how many tasks have earlier turns.
         parked: number of tasks in that parking lot.
         since: when the task was first throttled, in seconds since 1970; ``None``: never, as far as is known.
-        starts_at: forecast of the start, in seconds since 1970; ``None``: not known.
-        band: seconds by which ``starts_at`` may be wrong.
+        forecast: when it starts; ``None``: it is not parked.
         config: of that limit: its rate, its author, and until when it is in force.
         ended: the task's state in the result backend.
         unasked: why no worker was queried; ``""``: workers were queried, or the query was not needed.
@@ -68,8 +68,7 @@ class Explanation:
     place: int = 0
     parked: int = 0
     since: float | None = None
-    starts_at: float | None = None
-    band: float = 0.0
+    forecast: Forecast | None = None
     config: LimitConfig | None = None
     ended: str = ""
     unasked: str = ""
@@ -81,6 +80,17 @@ class Explanation:
     def found(self) -> bool:
         """Whether the task was found."""
         return self.where != "unknown"
+
+    @property
+    def starts_at(self) -> float | None:
+        """Forecast of the start, in seconds since 1970; ``None``: not known."""
+        seconds = self.forecast.seconds if self.forecast is not None else None
+        return None if seconds is None else self.now + seconds
+
+    @property
+    def band(self) -> float:
+        """Seconds by which ``starts_at`` may be wrong."""
+        return self.forecast.band if self.forecast is not None else 0.0
 
     def __str__(self) -> str:
         name = f"{self.task}[{self.id}]" if self.task else f"Task {self.id}"
@@ -122,11 +132,10 @@ class Explanation:
             if config.paused:
                 lines.append(f"The limit is paused {end_of('resumed', self.now + config.paused, self.now)}.")
         if self.share is not None and self.weight is not None:
-            held = ", which holds its tasks back until it has another one" if self.weight == 0 else ""
-            lines.append(f"Its share {self.share!r} has the weight {self.weight:g}{held}.")
-        if self.starts_at is not None:
-            wait = max(0.0, self.starts_at - self.now)
-            lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
+            lines.append(f"Its share {self.share!r} has the weight {self.weight:g}.")
+        if self.forecast is not None:
+            is_known = self.forecast.seconds is not None
+            lines.append(f"It will start {self.forecast}." if is_known else f"When it will start is {self.forecast}.")
         lines += [f"The limit {name!r} is in shadow: {report}." for name, report in self.shadow_reports.items()]
         return lines
 
@@ -178,27 +187,30 @@ def _in_lot(app: Celery, backlog: Backlog, id: str, bucket: Bucket, stored_id: s
     parcel = read_parcel(found.parked)
     if not found.where or not parcel or found.parked.task != id:
         return None
-    now, headers = found.now / 1e6, parcel["headers"]
-    (standing,) = standings_of(app, limits, [bucket])
-    wait = None
-    if standing.interval and found.permits is not None:
-        wait = max(standing.retry_after, standing.config.paused) + found.permits * standing.interval
-        wait = wait if wait <= NO_END else None
+    queue, share, name = found.parked.queue, found.parked.share, bucket[0]
+    (status,), (standing,) = overview(app, name, force=True, ask_broker=False), standings_of(app, limits, [bucket])
+    stopped = backlog.register.seen(after=-QUEUE_KNOWN).queues
+    held_up = no_worker([queue], stopped) or ("" if status.attended else status.held_up)
+    if found.weight == 0 and not held_up:
+        held_up = f"share {share!r} has weight 0: its tasks are held back"
+    is_parked, lots = found.where == "parked", [lot for lot in status.parking_lots or () if lot.key == bucket[1]]
+    shares = [each for lot in lots if found.weight and is_parked for each in shares_of(app, limit, lot)]
+    place = rank(shares, share, found.in_share) if shares else max(0, found.before)
+    ahead = place * found.cost / found.number if is_parked else 0.0
     return Explanation(
         id,
         found.where,
-        now,
-        task=str(headers.get("task", "")),
-        queue=str(marker_in_headers(headers)["queue"]),
-        limit=bucket[0],
+        found.now / 1e6,
+        task=str(parcel["headers"].get("task", "")),
+        queue=queue,
+        limit=name,
         key=bucket[1],
-        place=max(0, found.before),
+        place=place,
         parked=found.number,
         since=found.parked.since / 1e6,
-        starts_at=now + wait if wait is not None else None,
-        band=BAND * wait + MIN_BAND if wait is not None else 0.0,
+        forecast=forecast(ahead, standing, status.throughput, held_up),
         config=standing.config,
-        share=found.parked.share if found.weight is not None else None,
+        share=share if found.weight is not None else None,
         weight=found.weight,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.stored import Change, LimitConfig, Stored
-from ..words import clock, end_of, length, plain, unnamed
+from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
 from .limit_status import LimitStatus
+from .lots import ParkingLot
 
 __all__ = [
     "HEADS",
@@ -37,7 +39,7 @@ HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDEST
 HISTORY_HEADS = ("WHEN", "WHO", "WHAT", "KEY", "BEFORE", "AFTER", "REASON")
 
 #: What is shown of each parked task.
-PARKED_HEADS = ("PLACE", "KEY", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN")
+PARKED_HEADS = ("PLACE", "KEY", "SHARE", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN")
 
 _STATES = ("paused", "backlogged", "at its limit", "shadow", "active", "idle")
 
@@ -79,7 +81,6 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
     """The status of a limit, as :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
-    state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
@@ -87,19 +88,37 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         _used(each),
         left,
         "-" if each.by_key else str(standing.waiting),
-        str(each.parked) + ("" if each.attended else ", no worker runs this limit"),
+        str(each.parked),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
         length(each.drains_in) if each.drains_in != 0 else "-",
-        state,
+        ", ".join([_state(each), *own_keys(each), *_why(each)]),
     )
+
+
+def _state(each: LimitStatus) -> str:
+    return f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
+
+
+def own_keys(each: LimitStatus) -> list[str]:
+    """As in ``1 key paused``, ``2 with a rate of their own``."""
+    paused, rated = [[kind for kind, _ in each.key_settings].count(one) for one in "pr"]
+    keys = [f"{number_of(paused, 'key')} paused"] if paused else []
+    own = "a rate of its own" if rated == 1 else "a rate of their own"
+    return keys + ([f"{rated if paused else number_of(rated, 'key')} with {own}"] if rated else [])
+
+
+def _why(each: LimitStatus) -> list[str]:
+    """Why the forecast is as it is; of a paused limit the state says so."""
+    why = each.forecast.reason or each.forecast.limited_by
+    return [plain(why)] if why and each.paused_until is None else []
 
 
 def _used(each: LimitStatus) -> str:
     """As in ``93 of 100/s``; of a limit with keys, the sum over its buckets."""
     if not each.used:
         return "?" if each.used is None else "-"
-    number = f"{each.used:.2g}" if each.used < 9.95 else f"{each.used:.0f}"
+    number = few_digits(each.used)
     limit = each.standing.config.in_force
     rate = getattr(limit, "rate", None)
     if rate is None:
@@ -109,8 +128,8 @@ def _used(each: LimitStatus) -> str:
     return number + rate[rate.find("/") :] if "/" in rate else f"{number}, of {rate} each"
 
 
-def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
-    """All facts of one limit: each with its title."""
+def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tuple[str, str]]:
+    """All facts of one limit, with its longest backlogs: each with its title."""
     standing, config = each.standing, each.standing.config
     row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
@@ -125,8 +144,11 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
         ("permits free now", row["LEFT"] + full),
         ("about to start", row["WAITING"]),
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
+        *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
-        ("drains in", row["DRAINS IN"]),
+        ("drains", "-" if each.drains_in == 0 else plain(str(each.forecast))),
+        *[("keys", said) for said in [", ".join(own_keys(each))] if said],
+        *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]
     if each.shadow_report is not None:
         facts.append(("in shadow", f"{shadow_set_by(config)}: {each.shadow_report}"))
@@ -138,10 +160,18 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
     return facts
 
 
+def _backlog(lot: ParkingLot, now: float) -> str:
+    """One of the longest backlogs."""
+    of, turn = lot.key if lot.share is None else f"share {lot.share}", lot.next_turn
+    start = f"in {length(turn.seconds)}" if turn.seconds is not None else plain(str(turn))
+    return f"{plain(of)}: {lot.parked} parked, the oldest for {length(now - lot.oldest)}, next turn {start}"
+
+
 def _share(each: LimitStatus) -> str:
-    if each.share is None or not each.used:
-        return ""
-    return f": {each.share:.0%}" + (" lately" if hasattr(each.standing.config.in_force, "rate") else "")
+    """The share of the rate that is used, and the last minute."""
+    share = f": {each.share:.0%}" if each.share is not None and each.used else ""
+    minute = each.used_in_minute
+    return share + (f", on average {few_digits(minute)} in the last minute" if minute is not None else "")
 
 
 def history_row(each: Change) -> tuple[str, ...]:
@@ -167,6 +197,7 @@ def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(row["place"]),
         plain(row["key"]) or "-",
+        plain(task.share) or "-",
         plain(task.id),
         plain(task.task),
         plain(task.queue),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from urllib.parse import quote
 
 __all__ = [
@@ -81,6 +82,11 @@ def changes_key(prefix: str, name: str) -> str:
 def history_key(prefix: str, name: str) -> str:
     """The key of the history of changes of a limit and its keys; see ``lua/include/keep_change.lua``."""
     return bucket_key(prefix, name, "", "history")
+
+
+def key_settings_key(prefix: str, name: str) -> str:
+    """The key that lists the keys of a limit with a pause or a rate of their own."""
+    return bucket_key(prefix, name, "", "key_settings")
 
 
 def touched_key(prefix: str, name: str) -> str:
@@ -189,6 +195,7 @@ def hash_tag(name: str) -> str:
     return escape(tagged[2] if tagged else name)
 
 
+@lru_cache(maxsize=4096)  # one look at a limit makes some twenty keys
 def _name(name: str) -> str:
     tagged = _TAGGED.fullmatch(name)
     if tagged is None:

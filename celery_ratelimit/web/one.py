@@ -10,8 +10,9 @@ from celery import Celery
 
 from ..app.state import limiter_of
 from ..counts.figures import Stats
-from ..operations.limit_status import overview
+from ..operations.lots import longest
 from ..operations.operator_actions import parked_page
+from ..operations.overview import overview
 from ..operations.wording import HISTORY_HEADS, PARKED_HEADS, facts_of, history_row, parked_row
 from ..words import clock, length, plain
 from .charts import charts
@@ -35,7 +36,7 @@ def limit(app: Celery, name: str) -> Mapping[str, Any]:
     drawn = charts(stats, code, changes)
     parts: dict[str, Any] = {
         "state": {name: row[name] for name in ("state", "word", "used", "share")},
-        "facts": [list(fact) for fact in facts_of(each)],
+        "facts": [list(fact) for fact in facts_of(each, longest(app, each))],
         "is stored": each.standing.config.stored is not None,
         "is paused": each.paused_until is not None,
         "waits": _waits(stats),

@@ -10,7 +10,8 @@ from celery import Celery
 
 from ..app.state import limiter_of
 from ..counts.figures import Moment, Stats
-from ..operations.limit_status import LimitStatus, overview
+from ..operations.limit_status import LimitStatus
+from ..operations.overview import overview
 from ..operations.wording import HEADS, busiest, rate_set_by, row_of
 from ..words import number_of, unnamed
 from .names import address_of

@@ -3,7 +3,11 @@
 -- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
 --
 -- Uses CONFIG_KEY; CONFIG and ADAPTED, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
--- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua).
+-- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua); KEY_SETTINGS.
+--
+-- key_settings key, one for each limit: sorted set, "p" (a pause) or "r" (a rate) and the key of a bucket that has one of its own -> us
+-- at which it ends, ENDLESS if it has no end. Expires with the last of them.
+--
 -- Gives config, a table, and its text; HOUR_US; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.
 --!include config_format.lua
@@ -26,7 +30,7 @@ if text then
     if config.paused <= now then config.paused = 0 end
 end
 
-local HOUR_US = 3600000000
+local HOUR_US, ENDLESS = 3600000000, 9007199254740992
 
 --!include mark_for_recheck.lua
 --!include keep_change.lua
@@ -44,6 +48,13 @@ end
 
 local function write_config()
     local c = config
+    if BUCKET ~= '' then
+        local rate_ends = c.method == '-' and 0 or c.expiry == 0 and ENDLESS or c.expiry
+        call('ZADD', KEY_SETTINGS, int(c.paused), 'p' .. BUCKET, int(rate_ends), 'r' .. BUCKET)
+        call('ZREMRANGEBYSCORE', KEY_SETTINGS, '-inf', int(now))
+        local last = call('ZRANGE', KEY_SETTINGS, -1, -1, 'WITHSCORES')[2] or now
+        call('PEXPIRE', KEY_SETTINGS, int(ceil((last - now) / 1000)))
+    end
     local adapted = c.adapted and format('~%d %d %d %d', unpack(c.adapted)) or ''
     local kept = c.mark .. format('%d %d %d %s %d %d %d %d %d %d%s\n', c.version, c.expiry, c.paused, c.method, c.count, c.period,
         c.size, c.extra, c.since, c.resumed, adapted) .. c.note

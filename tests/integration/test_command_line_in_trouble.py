@@ -269,10 +269,10 @@ def test_places_and_rates_that_are_taken_for_each_other(run: Run, app: Celery, a
 def test_an_end_that_nobody_means_is_none(run: Run, app: Celery) -> None:
     found = run("set", "stripe", "20/s", "--for", "9999999d")
     assert "until until" not in found.output
-    assert "until it is resumed" not in found.output, "that is a pause's"
-    assert ", until it is unset" in found.output
-    assert "until it is unset" in run("history", "stripe").output
-    assert "until it is resumed" in run("pause", "stripe").output
+    assert "until resumed" not in found.output, "that is a pause's"
+    assert ", until unset" in found.output
+    assert "until unset" in run("history", "stripe").output
+    assert "until resumed" in run("pause", "stripe").output
 
 
 # -- Something is narrow -----------------------------------------------------------------------------------------------

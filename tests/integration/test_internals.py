@@ -309,6 +309,12 @@ def test_a_channel_on_redis_makes_a_client_for_each_thing_that_it_says() -> None
     assert "self._pool = self._get_pool()" in source(RedisChannel.pool.fget)  # type: ignore[attr-defined]
 
 
+def test_the_size_of_a_queue_on_redis_is_that_of_its_lists() -> None:
+    size = source(RedisChannel._size)
+    assert "for pri in self.priority_steps:" in size
+    assert "pipe = pipe.llen(self._q_for_pri(queue, pri))" in size
+
+
 def test_an_acknowledged_message_says_so() -> None:
     message = Message(channel=None)
     assert not message.acknowledged

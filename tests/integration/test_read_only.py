@@ -14,7 +14,8 @@ from celery import Celery
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.lots import ParkingLots
-from celery_ratelimit.operations.limit_status import lots_of, overview
+from celery_ratelimit.operations.lots import lots_of
+from celery_ratelimit.operations.overview import overview
 from celery_ratelimit.prometheus import Collector
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.web.looks import Looks
@@ -126,11 +127,10 @@ def test_no_page_and_no_command_that_shows_writes(server: EmbeddedServer, store:
     @app.task(name="b.charge", base=RateLimitedTask, limits="api", shared=False)
     def charge() -> None: ...
 
-    limits = {"api": elsewhere}
     looks: dict[str, Callable[[], Any]] = {
         "status": lambda: overview(app),
         "status of one": lambda: overview(app, "unknown"),
-        "parked": lambda: lots_of(app, limits),
+        "parked": lambda: lots_of(app),
         "lots": lambda: ParkingLots(app).lots(),
         "explain": lambda: ParkingLots(app).explain("no-such-task"),
         "metrics": lambda: list(Collector(app).collect()),

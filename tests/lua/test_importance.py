@@ -121,6 +121,15 @@ def test_the_oldest_is_found_whatever_its_importance(parking: Backlog, clock: Cl
     assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
 
 
+@pytest.mark.parametrize("order", [-255, 0, 9])
+def test_the_oldest_of_one_and_of_two_is_found(parking: Backlog, clock: Clock, order: int) -> None:
+    park(parking, to_park("first", order))
+    assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+    clock.advance(10)
+    park(parking, to_park("second", 3))
+    assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+
+
 def test_whoever_has_waited_for_long_catches_up(parking: Backlog, clock: Clock) -> None:
     park(parking, to_park("old", 1))
     clock.advance(52 * 86400)

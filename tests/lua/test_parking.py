@@ -490,6 +490,24 @@ def test_all_are_taken_out_in_steps_and_each_once(
         assert parking.contents.lot(BUCKET, 0, -1).parked == 502 + came
 
 
+def test_a_script_lists_the_keys_of_limits_while_there_is_room(frozen: Limiter, parking: Backlog) -> None:
+    """All keys of a limit, or none: the others are read page by page."""
+    for name, number in (("a", 2), ("b", 4), ("c", 3)):
+        for n in range(number):
+            park(parking, "task", asked=demand("1/h", name=name, key=f"t{n}"))
+
+    def listed(most: int) -> dict[str, int]:
+        contents = parking.contents
+        counts = frozen._asker.drive(contents.asking_counts(["a", "b", "c", "none"], most))
+        assert {name: each.lots for name, each in counts.items()} == {"a": 2, "b": 4, "c": 3}
+        assert len(set(contents.buckets(counts))) == len(contents.buckets(counts)) == 9
+        return {name: len(each.keys) for name, each in counts.items()}
+
+    assert listed(9) == {"a": 2, "b": 4, "c": 3}
+    assert listed(5) == {"a": 2, "b": 0, "c": 3}
+    assert listed(0) == {"a": 0, "b": 0, "c": 0}
+
+
 def test_lots_are_listed_in_pages(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
     for number in range(450):
         park(parking, "a", asked=demand("1/h", key=f"t{number}"))

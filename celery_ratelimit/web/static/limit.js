@@ -96,7 +96,7 @@ async function look(page) {
   const labels = words([...said.heads, "CALLED WITH"]);
   const body = said.rows.map((cells, place) => {
     const made = row(cells, labels);
-    made.cells[2].replaceChildren(make("a", { href: said.tasks[place].address }, cells[2]));
+    made.cells[3].replaceChildren(make("a", { href: said.tasks[place].address }, cells[3]));
     return made;
   });
   at("parked").tHead.replaceChildren(...(body.length ? [heads(labels)] : []));

@@ -1,0 +1,89 @@
+"""When parked tasks start: by the limit, or by what workers start of it; and why it is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_ratelimit.operations.bucket_status import BucketStatus
+from celery_ratelimit.operations.forecast import Forecast, Throughput, forecast, no_worker, window
+
+
+def bucket(wait: float = 0.0, interval: float = 0.05, waiting: int = 0) -> BucketStatus:
+    config: Any = None
+    return BucketStatus(config, 1000.0, 0, 1, 0.0, wait, waiting, interval)
+
+
+NONE = Throughput()
+
+
+@pytest.mark.parametrize(
+    ("permits", "standing", "throughput", "seconds", "limited_by"),
+    [
+        (100, bucket(), NONE, 5.0, ""),
+        (100, bucket(wait=30.0), NONE, 35.0, ""),
+        (100, bucket(), Throughput(10.0, 200, 20.0), 5.0, ""),
+        (100, bucket(), Throughput(10.0, 185, 20.0), 5.0, ""),  # no clear difference
+        (100, bucket(), Throughput(10.0, 10, 20.0), 100.0, "workers start 1/s of 20/s allowed"),
+        (100, bucket(waiting=40), Throughput(10.0, 10, 20.0), 140.0, "workers start 1/s of 20/s allowed"),
+        (100, bucket(), Throughput(10.0, 10, 20.0, age=12.0), 328.0, "workers start 1/s of 20/s allowed"),
+        (10, bucket(interval=0.2), Throughput(10.0, 10, 50.0, lots=10), 100.0, "workers start 1/s of 50/s allowed"),
+        (10, bucket(), Throughput(10.0, 10, 50.0, lots=10, backlog=30.0), 30.0, "workers start 1/s of 50/s allowed"),
+        (5, bucket(interval=0.0), Throughput(10.0, 50), 1.0, ""),
+        (0, bucket(interval=3600.0), Throughput(60.0, 0, 1 / 3600), 0.0, ""),
+        (0, bucket(interval=0.6), Throughput(50.0, 0, 100 / 60, gap=60.0), 0.0, ""),  # a window that is used up
+    ],
+)
+def test_the_slower_of_limit_and_workers_decides(
+    permits: float, standing: BucketStatus, throughput: Throughput, seconds: float, limited_by: str
+) -> None:
+    found = forecast(permits, standing, throughput)
+    assert (found.seconds, found.limited_by) == (pytest.approx(seconds), limited_by)
+    assert found.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("standing", "throughput", "held_up", "reason"),
+    [
+        (bucket(), NONE, "no worker consumes queue 'q'", "no worker consumes queue 'q'"),
+        (bucket(wait=1e9), NONE, "", "paused until resumed"),
+        (bucket(interval=0.0), NONE, "", "how fast tasks start is known 7 s later"),
+        (bucket(), Throughput(60.0, 0, 20.0), "", "no task has started for 1 min"),
+    ],
+)
+def test_where_none_can_be_known_there_is_a_reason(
+    standing: BucketStatus, throughput: Throughput, held_up: str, reason: str
+) -> None:
+    found = forecast(3, standing, throughput, held_up)
+    assert found == Forecast(None, reason=reason)
+    assert str(found) == f"not known: {reason}"
+
+
+def test_what_may_be_wrong_grows_with_the_wait_and_with_fewer_permits_that_were_measured() -> None:
+    assert forecast(100, bucket(), NONE).band == pytest.approx(1.5)
+    many, few = [
+        forecast(100, bucket(interval=0.0), Throughput(seconds, permits))
+        for seconds, permits in ((50.0, 100), (10.0, 20))
+    ]
+    assert many.seconds == few.seconds == 50
+    assert many.band == pytest.approx(50 * (0.1 + 2 / 10 + 1 / 50) + 1)
+    assert few.band == pytest.approx(50 * (0.1 + 2 / 20**0.5 + 1 / 10) + 1)
+
+
+def test_throughput_is_measured_for_as_long_as_the_backlog_is_there() -> None:
+    assert [window(age) for age in (float("-inf"), 0.0, 6.9, 7.0, 12.5, 1000.0)] == [0.0, 0.0, 0.0, 5.0, 10.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("queues", "stopped", "said"),
+    [
+        ([], {}, ""),
+        (["a"], {"a": -5.0}, ""),
+        (["a", "b"], {"a": 3.0, "b": -1.0}, ""),
+        (["a", "b"], {"a": 30.0, "b": 12.0}, "no worker consumes queue 'b' (the last one stopped 12.0 s ago)"),
+        (["a"], {"b": -1.0}, "no worker consumes queue 'a'"),
+    ],
+)
+def test_a_queue_without_a_worker(queues: list[str], stopped: dict[str, float], said: str) -> None:
+    assert no_worker(queues, stopped) == said

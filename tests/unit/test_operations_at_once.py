@@ -1,0 +1,62 @@
+"""Operations that run side by side: the scripts of one step take one round trip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_ratelimit.limiter.operation import Operation, RunScript, at_once, run_all
+from celery_ratelimit.limiter.script_calls import call_of
+from celery_ratelimit.store.script import Script
+
+SCRIPT = Script("peek")
+
+
+def asking(*steps: str) -> Operation[list[str]]:
+    """Asks for a script with each of these keys, and for one more for each further letter."""
+    found = []
+    for step in steps:
+        found += yield from run_all([RunScript(SCRIPT, call_of([letter])) for letter in step])
+    return found
+
+
+def driven(operation: Operation[Any]) -> tuple[list[str], Any]:
+    """The keys that each round trip asked for, and the result. A script's reply is its key."""
+    trips: list[str] = []
+    given: Any = None
+    while True:
+        try:
+            scripts: Any = operation.send(given)
+        except StopIteration as end:
+            return trips, end.value
+        given = [key for script in scripts for key in script.call[2][0].decode().split()[1::2]]
+        trips.append("".join(given))
+
+
+@pytest.mark.parametrize(
+    ("operations", "trips", "results"),
+    [
+        ([], [], []),
+        ([()], [], [[]]),
+        ([("a",), ("b",)], ["ab"], [["a"], ["b"]]),
+        ([("ab", "c"), (), ("d", "ef", "g")], ["abd", "cef", "g"], [["a", "b", "c"], [], ["d", "e", "f", "g"]]),
+        ([("", "a"), ("b",)], ["ab"], [["a"], ["b"]]),
+    ],
+)
+def test_a_step_of_all_is_one_round_trip(operations: Any, trips: list[str], results: Any) -> None:
+    assert driven(at_once(*[asking(*steps) for steps in operations])) == (trips, results)
+
+
+def test_operations_at_once_are_an_operation() -> None:
+    trips, results = driven(at_once(at_once(asking("a", "b"), asking("c")), asking("d", "e")))
+    assert (trips, results) == (["acd", "be"], [[["a", "b"], ["c"]], ["d", "e"]])
+
+
+def test_an_error_of_one_ends_all() -> None:
+    def failing() -> Operation[None]:
+        yield from asking("a")
+        raise LookupError("no such limit")
+
+    with pytest.raises(LookupError, match="no such limit"):
+        driven(at_once(asking("b", "c"), failing()))
