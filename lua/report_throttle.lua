@@ -13,15 +13,18 @@
 --        5  jitter    millionths of the pause that are added, if the upstream has not said
 --        6  key       text: of the bucket that is paused; '' for the whole limit
 --        7  note      text: who and why, for the history
---        8  takes     1: takes the permits with which the refused task can start after the pause, if that is near; 0: none
+--        8  ramp      us, > 0: over which the rate rises from a tenth to the whole after the pause; 0: at once
+--        9  slow      text: the note of that rate, as set_rate.lua stores it
+--        10 takes     1: takes the permits with which the refused task can start after the pause, if that is near; 0: none
 --        then six of the limit, see include/read_limits.lua
 -- Reply  us that the limit is paused for, from now; us until the permits are good that it took (-1: none), and us at which they are
 -- Writes config, history, refused: an hour longer than the pause; the state, the slots
 local CHANGES, TOUCHED, HISTORY, REFUSED = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local CONFIG_KEY = KEYS[3]
 local RETRY_US, GRANTED, INTERVAL_US, MOST_US, JITTER = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
-local BUCKET, NOTE, TAKES = ARGV[6], ARGV[7], ARGV[8] == '1'
-local NUMBER, FIRST_LIMIT = 1, 9
+local BUCKET, NOTE, TAKES = ARGV[6], ARGV[7], ARGV[10] == '1'
+local RAMP_US, SLOW = ARGV[8] + 0, ARGV[9]
+local NUMBER, FIRST_LIMIT = 1, 11
 local SHORT_US = 1000000 -- tasks that come for their slots meanwhile are held for so long; they are parked for a longer pause
 local CORRECTS = true -- see include/algorithms.lua
 local FIRST_US, PROBES = 1000000, 10
@@ -54,12 +57,23 @@ if until_us > max(now, config.paused) then
         call('LTRIM', HISTORY, 1, '-1')
     end
     config.paused, paused = until_us, pause
+    local is_ours = config.method == 'warm_up' and config.extra + 0 < 0
+    if RAMP_US > 0 and (is_ours or config.method == '-') then
+        -- For as long as the ramp the limit is a bucket that warms up, as if somebody had stored it; what people store stays.
+        config.method, config.count, config.period = 'warm_up', ARGV[FIRST_LIMIT + 1], ARGV[FIRST_LIMIT + 2]
+        config.size, config.extra, config.since = ARGV[FIRST_LIMIT + 3], -RAMP_US, now
+        config.expiry, config.note = until_us + RAMP_US, SLOW
+        local most = RAMP_US * config.count / config.period * (0.5 + 2 / 11) -- it is cold, see algorithms/warm_up.lua
+        call('SET', KEYS[1], format('u%d %d 0 %d %.17g %d %d %d', now, now, until_us, most, config.count, config.period, -RAMP_US),
+            'PX', int(ceil((pause + RAMP_US + STEP_US) / 1000)))
+        tell()
+    end
     keep_config('throttled')
     call('SET', REFUSED, format('%d %d %d', now, until_us, lasts), 'PX', int(ceil((pause + HOUR_US) / 1000)))
 end
 
 local limit = limits[1]
-if INTERVAL_US == 0 or limit.method ~= 'token_bucket' or limit.in_shadow then return {int(paused), '-1', '0'} end
+if INTERVAL_US == 0 or config.method == 'warm_up' or limit.method ~= 'token_bucket' or limit.in_shadow then return {int(paused), '-1', '0'} end
 look(limit, now, '')
 local advance, tat, rem = algorithms.token_bucket.advance, limit.tat, limit.rem
 local us, more = advance(limit, now + paused, 0, limit.burst - 1)

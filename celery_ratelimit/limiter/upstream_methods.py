@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import NamedTuple
 
@@ -110,9 +111,27 @@ def report_throttle(
     keys = [*more, bucket_key(prefix, name, demand.key, "refused")]
     interval = microseconds(demand.interval) if is_known else 0
     most, jitter = microseconds(MAX_PAUSE), int(random.uniform(0, JITTER) * 1e6)
-    first = microseconds(seconds), granted_at or 0, interval, most, jitter, demand.key, note, int(takes)
+    first = (
+        microseconds(seconds),
+        granted_at or 0,
+        interval,
+        most,
+        jitter,
+        demand.key,
+        note,
+        *_ramp(demand.limit, note),
+        int(takes),
+    )
     size = KEYS * number + len(keys)
     call = size, size + len(first) + ARGUMENTS, [packed_keys, bulk(*keys), bulk(*first), arguments]
     (reply,) = yield from run_all([RunScript(core.scripts.report_throttle, call)])
     pause, wait, granted_at = map(int, reply)
     return Paused(pause / 1e6, None if wait < 0 else wait / 1e6, granted_at)
+
+
+def _ramp(limit: AnyLimit, note: str) -> tuple[int, str]:
+    """Microseconds of the ramp after a pause, and the note of the rate that is stored for so long."""
+    if not isinstance(limit, Limit) or not limit.resume_over:
+        return 0, ""
+    slow = {"rate": limit.rate, "burst": limit.burst, "headroom": limit.headroom, "warmup": limit.resume_over}
+    return microseconds(limit.resume_over), json.dumps({"limit": slow, **json.loads(note)})

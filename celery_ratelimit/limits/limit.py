@@ -18,6 +18,7 @@ from .any_limit import (
     is_number,
 )
 from .fitting import WINDOWS, check_exact, check_room_for_costs
+from .limit_options import check_options
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
 from .weights import Weights
@@ -29,21 +30,6 @@ ALGORITHMS = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", 
 #: The files of the algorithms in ``lua/algorithms/``: the values of ``Limit.method``.
 METHODS = (*ALGORITHMS, "stepped_bucket", "warm_up", "concurrency")
 _WINDOWS = WINDOWS
-
-#: Most sub-windows of a sliding window: each costs the store some time at every decision.
-_MOST_SUB_WINDOWS = 1000
-
-#: Options of a single algorithm: name, algorithm, default.
-_OPTIONS = (
-    ("burst", "token_bucket", 1),
-    ("refill", "token_bucket", "continuous"),
-    ("debt", "token_bucket", 0),
-    ("warmup", "token_bucket", 0.0),
-    ("priority_reserve", "token_bucket", None),
-    ("capacity", "leaky_bucket", None),
-    ("align", "fixed_window", "clock"),
-    ("sub_windows", "sliding_window", 10),
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +67,9 @@ class Limit(AnyLimit):
         debt: token bucket: permits by which a call may overdraw a bucket that holds at least one; later calls pay. The
             law is ``burst + debt + rate*T``.
         warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
-            rest. The next call pays a call's cost, no permits are saved up, and ``burst`` only bounds a call's cost.
+        resume_over: token bucket: seconds in which the rate rises from a tenth to the whole after a pause that an
+            upstream has caused (:class:`UpstreamThrottled`). Not while a rate is stored.
+            has caused (:class:`UpstreamThrottled`, :meth:`Limiter.throttled`). Not while a rate is stored.
         priority_reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a
             fifth for priority 0 and higher priorities, in the broker's order. A call leaves the shares of
             priorities higher than its own. Calls of all priorities share the whole rate.
@@ -124,6 +112,7 @@ class Limit(AnyLimit):
     refill: str = "continuous"
     debt: int = 0
     warmup: float = 0.0
+    resume_over: float = 0.0
     priority_reserve: Any = None
     capacity: int | None = None
     align: str = "clock"
@@ -148,6 +137,7 @@ class Limit(AnyLimit):
         refill: str = "continuous",
         debt: int = 0,
         warmup: float = 0.0,
+        resume_over: float = 0.0,
         priority_reserve: Mapping[int, float] | PriorityReserve | None = None,
         capacity: int | None = None,
         align: str = "clock",
@@ -175,7 +165,7 @@ class Limit(AnyLimit):
             )
         if not is_number(headroom) or not 0 <= headroom < 1:
             raise ConfigurationError(f"{who}: headroom={shown(headroom)} must be a share from 0 to below 1")
-        self._check_options(who)
+        check_options(self, who)
         if algorithm in _WINDOWS or refill == "interval":
             parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
         else:
@@ -193,40 +183,6 @@ class Limit(AnyLimit):
                 object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
                 raise ConfigurationError(f"{who}: {error}") from None
-
-    def _check_options(self, who: str) -> None:
-        for option, algorithm, default in _OPTIONS:
-            if getattr(self, option) != default and self.algorithm != algorithm:
-                own = ", ".join(name for name, owner, _ in _OPTIONS if owner == self.algorithm)
-                raise ConfigurationError(
-                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, not "
-                    f"{self.algorithm!r}, {f'whose own options are {own}' if own else 'which has no option of its own'}"
-                )
-        for option, choices in (("refill", ("continuous", "interval")), ("align", ("clock", "first"))):
-            if getattr(self, option) not in choices:
-                raise ConfigurationError(
-                    f"{who}: {option}={shown(getattr(self, option))} is not one of {', '.join(choices)}"
-                )
-        for option, least in (("burst", 1), ("debt", 0), ("sub_windows", 1), ("capacity", 0)):
-            value = getattr(self, option)
-            if value is None and option == "capacity":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(f"{who}: {option}={shown(value)} must be a whole number of at least {least}")
-        if self.capacity is not None and self.max_parked is not None:
-            raise ConfigurationError(
-                f"{who}: max_parked={self.max_parked} is about parked tasks, and a leaky bucket with a capacity parks "
-                "none: leave one of the two out"
-            )
-        if self.sub_windows > _MOST_SUB_WINDOWS:
-            raise ConfigurationError(
-                f"{who}: sub_windows={shown(self.sub_windows)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
-                "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
-            )
-        if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
-            raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 to 1e9")
-        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.priority_reserve is not None)) > 1:
-            raise ConfigurationError(f"{who}: refill='interval', debt, warmup and priority_reserve exclude one another")
 
     def __hash__(self) -> int:
         # Limits are hashed at every call: the hash is computed once, and again in another process.

@@ -177,3 +177,50 @@ def test_of_other_limits_no_permit_is_taken(frozen: Limiter, clock: Clock, limit
     assert paused == (0.3, None, 0)
     later = frozen._asker.drive(report_throttle(frozen._asker.core, demand, "{}", 3, None, takes=True))
     assert later == (3, None, 0)
+
+
+@pytest.mark.parametrize("burst", [1, 50])
+def test_the_rate_rises_after_the_pause(limiter: Limiter, clock: Clock, burst: int) -> None:
+    limiter.quotas["ramp"] = limit = Limit("100/s", burst=burst, name="ramp", resume_over=10)
+    assert limiter.throttled(limit, retry_after=5) == 5
+    began = clock.us + 5_000_000
+    starts: list[int] = []
+    while clock.us < began + 15_000_000:
+        decision = limiter.acquire("ramp")
+        if decision:
+            starts.append(clock.us - began)
+        clock.advance(decision.retry_after)
+    assert min(starts) >= 0
+    counts = [sum(second <= at / 1e6 < second + 1 for at in starts) for second in range(15)]
+    assert 8 <= counts[0] <= 20, "a tenth"
+    assert counts[:10] == sorted(counts[:10])
+    assert 40 <= counts[9] <= 60
+    assert 90 <= counts[10] <= 101
+    assert counts[11:] == [100] * 4, "the whole, and no burst"
+    config = limiter.config("ramp")
+    assert config.stored is None
+    assert not config.paused
+
+
+def test_the_ramp_begins_anew_and_what_people_store_stays(limiter: Limiter, clock: Clock) -> None:
+    limiter.quotas["ramp"] = limit = Limit("100/s", name="ramp", resume_over=10)
+    for _ in range(2):
+        limiter.throttled(limit, retry_after=5, by="429 of task charge")
+        config = limiter.config("ramp")
+        assert (config.by, config.until) == ("429 of task charge", pytest.approx(clock.us / 1e6 + 15))
+        assert (config.in_force.rate, config.in_force.warmup) == ("100/s", 10)  # type: ignore[union-attr]
+        clock.advance(7)
+    limiter.set_rate("ramp", "20/s", by="anna")
+    limiter.throttled(limit, retry_after=5)
+    assert limiter.config("ramp").by == "anna"
+
+
+def test_a_ramp_is_for_a_token_bucket() -> None:
+    for options in (
+        {"algorithm": "sliding_log"},
+        {"debt": 1},
+        {"warmup": 3},
+        {"priority_reserve": {0: 0.5}, "burst": 9},
+    ):
+        with pytest.raises(ConfigurationError, match="resume_over"):
+            Limit("100/s", resume_over=10, **options)  # type: ignore[arg-type]
