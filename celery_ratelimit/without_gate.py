@@ -18,11 +18,12 @@ from .app.kept import kept
 from .app.plan import Plan, plan_of
 from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
-from .app.upstream_errors import return_if_refused
+from .app.upstream_errors import report_refusal, return_if_refused
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
 from .limiter.leases import run_id
 from .limiter.limit_request import LimitRequest, leased
 from .limiter.shadow import asked_of
+from .limiter.upstream_methods import Paused
 from .observing import Observation
 from .store_calls.outage import TaskDeferral
 from .worker.reporting import ThrottleReport, permit_of
@@ -120,10 +121,12 @@ def return_in_task(task: Any, error: Exception) -> None:
         with contextlib.suppress(*STORE_TROUBLES):  # the lease keeper tries again
             leases_of(task.app).end(permit["id"])
         call = _Call(plan, permit["queue"], plan.demands(request.args, request.kwargs), time.monotonic())
-        demand = call.demand(refusal.limit)
+        demand, paused = call.demand(refusal.limit), Paused(max(1.0, refusal.retry_after or 0.0), None)
+        with contextlib.suppress(*STORE_TROUBLES):
+            paused = report_refusal(limiter_of(task.app)._asker, demand, refusal, task.name, request.id)
         vars(request)[THROTTLES_HEADER] = permit["upstream_throttles"] + 1
-        action = put_back(call, demand, refusal.pause, since=0, parks=False)
-        _refuse(task, call, demand, refusal.pause, action)
+        action = put_back(call, demand, paused, call.arrived_at, since=0, parks=False)
+        _refuse(task, call, demand, paused.seconds, action)
 
 
 def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: Any) -> NoReturn:

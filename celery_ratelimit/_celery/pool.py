@@ -183,14 +183,15 @@ class Pool:
 
         def ends(request: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
+                refusal = refusal_in(args)
                 try:
-                    refusal = refusal_in(args)
                     if refusal is None:
                         return callback(*args, **kwargs)
                     state.task_ready(request)
-                    return on_refusal(request, refusal)
                 finally:
                     self._ended(request, _runtime_in(args))
+                    if refusal is not None:
+                        on_refusal(request, refusal)
                     on_end(request)
 
             return run

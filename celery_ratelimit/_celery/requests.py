@@ -55,6 +55,7 @@ __all__ = [
     "queue_of",
     "reject",
     "remove_marker",
+    "reserve_again",
     "revoke",
     "send_throttled_event",
     "throttled_out",
@@ -165,6 +166,11 @@ def remove_marker(request: Any) -> None:
             fields["CC"] = marker["CC"]
         request.delivery_info["exchange"] = marker.get("exchange")
         request.delivery_info["routing_key"] = marker.get("routing_key")
+
+
+def reserve_again(request: Any) -> None:
+    """A request whose run has ended waits in the worker for another one."""
+    state.task_reserved(request)
 
 
 def send_throttled_event(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:

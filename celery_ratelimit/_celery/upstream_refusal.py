@@ -25,20 +25,21 @@ __all__ = ["ReturnToBacklog", "call_on_error", "refusal_in"]
 
 
 class ReturnToBacklog(Ignore):
-    """Ends a run whose upstream has refused its call: the worker puts the task back.
+    """Ends a run whose upstream has refused its call: the worker pauses the limit, and puts the task back.
 
     Attributes:
-        limit: the name of the limit that was paused.
-        pause: seconds.
+        limit: the name of the limit.
+        key: of the bucket; ``None``: the task's own.
+        retry_after: seconds; ``None``: the upstream has not said.
         granted_at: when the run's permit was good, in microseconds of the store's clock; 0: the store was not asked.
     """
 
-    def __init__(self, limit: str, pause: float, granted_at: int) -> None:
-        super().__init__(limit, pause, granted_at)
-        self.limit, self.pause, self.granted_at = limit, pause, granted_at
+    def __init__(self, limit: str, key: str | None, retry_after: float | None, granted_at: int) -> None:
+        super().__init__(limit, key, retry_after, granted_at)
+        self.limit, self.key, self.retry_after, self.granted_at = limit, key, retry_after, granted_at
 
     def __repr__(self) -> str:
-        return f"ReturnToBacklog({self.limit!r}, {self.pause!r}, {self.granted_at!r})"
+        return "ReturnToBacklog(" + ", ".join(map(repr, self.args)) + ")"
 
 
 def refusal_in(args: Sequence[Any]) -> ReturnToBacklog | None:

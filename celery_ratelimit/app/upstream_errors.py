@@ -1,9 +1,9 @@
-"""A call refused by a task's upstream, seen in the process that runs the task: pauses the limit, and ends the run."""
+"""A call refused by a task's upstream, seen in the process that runs the task: ends the run."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from celery.utils.imports import symbol_by_name
@@ -11,8 +11,9 @@ from celery.utils.imports import symbol_by_name
 from .._celery import ReturnToBacklog, requests
 from ..errors import STORE_TROUBLES, ConfigurationError, UpstreamThrottled, shown
 from ..limiter.limit_request import LimitRequest
-from ..limiter.stored_settings import note_of
-from ..limiter.upstream_methods import LONGEST_RETRY_AFTER, report_throttle
+from ..limiter.stored_settings import LONGEST, note_of
+from ..limiter.sync_store import StoreRunner
+from ..limiter.upstream_methods import Paused, report_throttle
 from ..limits.concurrency import Concurrency
 from ..store.keys import short
 from .kept import kept
@@ -20,19 +21,17 @@ from .plan import plan_of
 from .settings import settings_of
 from .state import limiter_of
 
-__all__ = ["return_if_refused", "upstream_errors_of"]
-
-logger = logging.getLogger("celery_ratelimit")
+__all__ = ["report_refusal", "return_if_refused", "upstream_errors_of"]
 
 #: Returns the seconds for which the upstream wants no calls; ``None``: it has not said; or the error to raise instead.
 ReadError = Callable[[Any], float | UpstreamThrottled | None]
 
 
 def return_if_refused(task: Any, error: Exception) -> None:
-    """End a task's run if its upstream has refused its call, and pause the limit; else do nothing.
+    """End a task's run if its upstream has refused its call; else do nothing.
 
-    A run that was put back ``max_upstream_throttles`` times goes on with its error, and so does a task with
-    ``throttle="fail"``.
+    A task that was put back ``max_upstream_throttles`` times goes on with its error, and so does one with
+    ``throttle="fail"``: then the limit is paused here.
 
     Raises:
         ReturnToBacklog: the worker puts the task back.
@@ -50,15 +49,28 @@ def return_if_refused(task: Any, error: Exception) -> None:
     demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
     if plan is None or not demands:
         return
-    demand = _demand_of(task, demands, refusal.limit)
+    demand = _demand_of(task, demands, refusal)
     if demand.name not in permit.get("shadow", ()):
-        pause = _pause(task, demand, refusal, permit["granted_at"])
+        back = ReturnToBacklog(demand.name, refusal.key, refusal.retry_after, permit["granted_at"])
         most = getattr(task, "max_upstream_throttles", None)
         most = settings_of(task.app).max_upstream_throttles if most is None else most
         if plan.policy.throttle != "fail" and permit.get("upstream_throttles", 0) < most:
-            raise ReturnToBacklog(demand.name, pause, permit["granted_at"]) from error
+            raise back from error
+        with suppress(*STORE_TROUBLES):
+            report_refusal(limiter_of(task.app)._asker, demand, back, task.name, request.id)
     if isinstance(error, UpstreamThrottled) and error.__cause__ is not None:
         raise error.__cause__
+
+
+def report_refusal(
+    asker: StoreRunner, demand: LimitRequest, refusal: ReturnToBacklog, task: str, id: str, *, takes: bool = False
+) -> Paused:
+    """Pause the limit of ``demand``; ``task``, ``id``: whose call it was; ``takes``: see :func:`report_throttle`."""
+    if refusal.key is not None:
+        demand, takes = LimitRequest(demand.limit, demand.name, short(refusal.key)), False
+    note = note_of(f"429 of task {task}"[:LONGEST], f"of task {id}"[:LONGEST])
+    granted_at = refusal.granted_at or None
+    return asker.drive(report_throttle(asker.core, demand, note, refusal.retry_after, granted_at, takes=takes))
 
 
 def _read(task: Any, error: Exception) -> UpstreamThrottled | None:
@@ -72,35 +84,22 @@ def _read(task: Any, error: Exception) -> UpstreamThrottled | None:
     return None
 
 
-def _demand_of(task: Any, demands: tuple[LimitRequest, ...], name: str | None) -> LimitRequest:
-    """The demand on the limit of that name, or on the only one that is no :class:`Concurrency`, or the only one."""
+def _demand_of(task: Any, demands: tuple[LimitRequest, ...], refusal: UpstreamThrottled) -> LimitRequest:
+    """The demand on the limit that is named, or on the only one that is no :class:`Concurrency`, or the only one."""
     rates = [demand for demand in demands if not isinstance(demand.limit, Concurrency)]
-    meant = [demand for demand in demands if demand.name == name] if name is not None else rates or list(demands)
+    named = [demand for demand in demands if demand.name == refusal.limit]
+    meant = named if refusal.limit is not None else rates or list(demands)
     if len(meant) != 1:
         raise ConfigurationError(
-            f"task {task.name!r}: the upstream has refused a call, and limit={name!r} is not one of its limits "
-            f"({', '.join(demand.name for demand in demands)}): raise UpstreamThrottled(limit=…) with one of these"
+            f"task {task.name!r}: limit={shown(refusal.limit)} of {type(refusal).__name__} is not one of its limits "
+            f"({', '.join(demand.name for demand in demands)}): name one of these"
+        )
+    if refusal.key and meant[0].limit.key is None:
+        raise ConfigurationError(
+            f"task {task.name!r}: key={shown(refusal.key)} of {type(refusal).__name__}, but limit {meant[0].name!r} "
+            "has no keys: leave key= out"
         )
     return meant[0]
-
-
-def _pause(task: Any, demand: LimitRequest, refusal: UpstreamThrottled, granted_at: int) -> float:
-    """Pause the limit; returns the seconds of the pause. A store that does not answer pauses nothing."""
-    limiter, request = limiter_of(task.app), task.request
-    if refusal.key is not None:
-        demand = LimitRequest(demand.limit, demand.name, short(refusal.key))
-    note = note_of(f"429 of task {task.name}"[:200], f"of task {request.id}"[:200])
-    try:
-        report = report_throttle(limiter._asker.core, demand, refusal.retry_after, granted_at or None, note)
-        return limiter._asker.drive(report)
-    except STORE_TROUBLES as error:
-        pause = min(max(1.0, refusal.retry_after or 0.0), LONGEST_RETRY_AFTER)
-        logger.warning(
-            "Task %s[%s]: its upstream has refused its call, and limit %r cannot be paused for the fleet (%r): the "
-            "task returns in %.3f s",
-            *(task.name, request.id, demand.name, error, pause),
-        )
-        return pause
 
 
 # -- Declared errors ---------------------------------------------------------------------------------------------------

@@ -41,7 +41,15 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
 
 def read_stored(text: str, now: int) -> dict[str, Any]:
     """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
-    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
+    nothing: dict[str, Any] = {
+        "stored": None,
+        "since": 0,
+        "until": 0,
+        "by": "",
+        "reason": "",
+        "version": 0,
+        "paused": 0,
+    }
     nothing |= {"changed": 0, "share": 1.0}
     if not text:
         return nothing

@@ -48,7 +48,7 @@ LONGEST = 200
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {
     *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
-    *("max_parked", "adaptive"),
+    *("max_parked", "adaptive", "resume_over"),
 }
 
 

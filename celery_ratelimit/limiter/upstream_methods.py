@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
-from typing import Any
+from typing import NamedTuple
 
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
-from ..store.keys import bucket_key, changes_key, history_key, short, touched_key
+from ..store.keys import bucket_key, changes_key, history_key, key_settings_key, short, touched_key
 from ..store.resp import bulk
 from .admin_methods import AdminMethods
 from .argument_checks import microseconds, seconds_of
@@ -18,7 +19,7 @@ from .script_calls import ARGUMENTS, KEYS
 from .script_operations import Operations
 from .stored_settings import note_of
 
-__all__ = ["LONGEST_RETRY_AFTER", "UpstreamMethods", "report_throttle"]
+__all__ = ["LONGEST_RETRY_AFTER", "Paused", "UpstreamMethods", "report_throttle"]
 
 #: Seconds: no upstream pauses a limit for longer.
 LONGEST_RETRY_AFTER = 86400.0
@@ -63,36 +64,80 @@ class UpstreamMethods(AdminMethods):
             Seconds from now until the pause ends; 0.0: the limit is not paused.
         """
         known, code = yield from self._named(name, key, force)
-        limit = LimitRequest(code or Limit("1/s"), known, short(key or ""))
-        note = note_of(by, reason)
-        if isinstance(code, Limit) and code.adaptive is not None:
-            yield from self._core.settings.reduce_rate(known, key, code.adaptive, granted_at, note)
-            if not retry_after or retry_after <= 0:
-                return 0.0
-        return (yield from report_throttle(self._core, limit, retry_after, granted_at, note, is_known=code is not None))
+        demand, note = LimitRequest(code or Limit("1/s"), known, short(key or "")), note_of(by, reason)
+        is_known = code is not None
+        return (
+            yield from report_throttle(self._core, demand, note, retry_after, granted_at, is_known=is_known)
+        ).seconds
+
+
+class Paused(NamedTuple):
+    """A pause that an upstream has caused.
+
+    Attributes:
+        seconds: from now.
+        wait: seconds until permits are good that were taken for the refused task; ``None``: none were taken.
+        granted_at: when they are good, in microseconds of the store's clock.
+    """
+
+    seconds: float
+    wait: float | None = None
+    granted_at: int = 0
 
 
 def report_throttle(
     core: Operations,
     demand: LimitRequest,
+    note: str,
     retry_after: float | None,
     granted_at: int | None,
-    note: str,
     *,
     is_known: bool = True,
-) -> Operation[float]:
-    """:meth:`UpstreamMethods.throttled` for a bucket; ``is_known``: its limit is that of the code."""
+    takes: bool = False,
+) -> Operation[Paused]:
+    """:meth:`UpstreamMethods.throttled` for a bucket.
+
+    Args:
+        demand: the limit request, whose cost is that of the refused call.
+        note: author and reason.
+        is_known: whether its limit is that of the code.
+        takes: whether permits are taken for the refused task, the first ones after the pause: if they are good within a
+            second, and the limit is a token bucket without a reserve.
+    """
     seconds = 0.0 if retry_after is None else max(0.0, min(seconds_of("retry_after", retry_after), LONGEST_RETRY_AFTER))
     if granted_at is not None and (isinstance(granted_at, bool) or not isinstance(granted_at, int) or granted_at < 0):
         raise ConfigurationError(f"granted_at={shown(granted_at)} must be a whole number of microseconds since 1970")
+    if isinstance(demand.limit, Limit) and demand.limit.adaptive is not None:
+        yield from core.settings.reduce_rate(demand.name, demand.key, demand.limit.adaptive, granted_at, note)
+        if not seconds:
+            return Paused(0.0)
     number, packed_keys, arguments = core.calls.packed((demand,))
     prefix, name = core.calls.prefix, demand.name
-    more = (changes_key(prefix, name), touched_key(prefix, name), history_key(prefix, name))
+    more = [each(prefix, name) for each in (changes_key, touched_key, history_key, key_settings_key)]
     keys = [*more, bucket_key(prefix, name, demand.key, "refused")]
     interval = microseconds(demand.interval) if is_known else 0
     most, jitter = microseconds(MAX_PAUSE), int(random.uniform(0, JITTER) * 1e6)
-    first: list[Any] = [microseconds(seconds), granted_at or 0, interval, most, jitter, demand.key, note]
+    first = (
+        microseconds(seconds),
+        granted_at or 0,
+        interval,
+        most,
+        jitter,
+        demand.key,
+        note,
+        *_ramp(demand.limit, note),
+        int(takes),
+    )
     size = KEYS * number + len(keys)
     call = size, size + len(first) + ARGUMENTS, [packed_keys, bulk(*keys), bulk(*first), arguments]
     (reply,) = yield from run_all([RunScript(core.scripts.report_throttle, call)])
-    return int(reply) / 1e6
+    pause, wait, granted_at = map(int, reply)
+    return Paused(pause / 1e6, None if wait < 0 else wait / 1e6, granted_at)
+
+
+def _ramp(limit: AnyLimit, note: str) -> tuple[int, str]:
+    """Microseconds of the ramp after a pause, and the note of the rate that is stored for so long."""
+    if not isinstance(limit, Limit) or not limit.resume_over:
+        return 0, ""
+    slow = {"rate": limit.rate, "burst": limit.burst, "headroom": limit.headroom, "warmup": limit.resume_over}
+    return microseconds(limit.resume_over), json.dumps({"limit": slow, **json.loads(note)})

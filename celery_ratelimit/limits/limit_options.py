@@ -21,6 +21,7 @@ _OPTIONS = (
     ("refill", "token_bucket", "continuous"),
     ("debt", "token_bucket", 0),
     ("warmup", "token_bucket", 0.0),
+    ("resume_over", "token_bucket", 0.0),
     ("priority_reserve", "token_bucket", None),
     ("adaptive", "token_bucket", None),
     ("capacity", "leaky_bucket", None),
@@ -59,9 +60,17 @@ def check_options(limit: Limit, who: str) -> None:
             f"{who}: sub_windows={shown(limit.sub_windows)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
             "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
         )
-    if not is_number(limit.warmup) or not 0 <= limit.warmup < 1e9:
-        raise ConfigurationError(f"{who}: warmup={shown(limit.warmup)} must be a number of seconds, 0 to 1e9")
-    if sum((limit.refill == "interval", limit.debt > 0, limit.warmup > 0, limit.priority_reserve is not None)) > 1:
+    for option in ("warmup", "resume_over"):
+        seconds = getattr(limit, option)
+        if not is_number(seconds) or not 0 <= seconds < 1e9:
+            raise ConfigurationError(f"{who}: {option}={shown(seconds)} must be a number of seconds, 0 to 1e9")
+    kinds = (limit.refill == "interval", limit.debt > 0, limit.warmup > 0, limit.priority_reserve is not None)
+    if limit.resume_over and any(kinds):
+        raise ConfigurationError(
+            f"{who}: resume_over={limit.resume_over:g} does not go together with refill='interval', debt, warmup or "
+            "priority_reserve: leave one of the two out"
+        )
+    if sum(kinds) > 1:
         raise ConfigurationError(f"{who}: refill='interval', debt, warmup and priority_reserve exclude one another")
     if limit.adaptive is not None and (limit.refill == "interval" or limit.warmup):
         other = "warmup" if limit.warmup else "refill"

@@ -86,7 +86,6 @@ class Gate:
         self._limit_watcher = LimitWatcher(
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
-        # What is told of requests.
         counting = DecisionCounter(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
@@ -94,7 +93,6 @@ class Gate:
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredLimitLabels(asker, outage)
         reporter = Reporter(observers, stored.of, counting.counter if self._counting is not None else None)
-        # The pool, and the requests that wait for it.
         self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
         self._queues = queues = RequestQueues()
         self._prefetch = prefetch = HeldRequests(worker, capacity)
@@ -106,9 +104,11 @@ class Gate:
             *(worker, asker, leases, outage, capacity, queues, self.on_end, self._dispatch)
         )
         self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
-        # What becomes of them.
         deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage)
-        self.upstream_returns = UpstreamReturns(worker, limits, attendant, outage, reporter, deduplication)
+        self.upstream_returns = UpstreamReturns(
+            *(worker, asker, limits, attendant, outage, reporter, deduplication, queues, prefetch, resources),
+            self._dispatch,
+        )
         self._batch = batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch, capacity.turns)
         actions = Actions(worker, clock, outage, prefetch, resources, reporter, batch, deduplication)
         self._fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
@@ -260,6 +260,7 @@ class Gate:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.timers.lock:
             requests_here = self._queues.clear()
+            self.upstream_returns.close(requests_here)
             self._arrival_batch.clear()
             self._expirations.clear()
             self._batch.clear()

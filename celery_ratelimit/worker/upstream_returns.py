@@ -1,12 +1,14 @@
 """Puts tasks back whose upstream has refused their call: as they came, at the head of their backlog.
 
-The run has ended, and without ``acks_late`` the broker has forgotten the message long ago: from here on nothing else
-knows the task. So it is parked at once, and not with the next batch; the worker's loop waits for the reply.
+After a short pause the task starts here again, with the first permit. Else it is parked, before the tasks that were
+throttled after it. Without ``acks_late`` the broker has forgotten its message long ago, and nothing else knows it: so
+it is parked at once, and not with the next batch; the worker's loop waits for the reply.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -15,18 +17,25 @@ from .._celery import ReturnToBacklog, Worker, requests
 from .._celery.message_fields import priority_of
 from .._celery.saved_message import count_upstream_throttle, marker_in
 from ..app.app_limits import AppLimits
+from ..app.upstream_errors import report_refusal
 from ..backlog.backlog import ParkResult
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import StoreFull
 from ..limiter.limit_request import LimitRequest
+from ..limiter.sync_store import StoreRunner
+from ..limiter.upstream_methods import LONGEST_RETRY_AFTER, Paused
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import asked
 from .actions import AGAIN
 from .deduplication import Deduplication, coalesce_key
+from .flow_control import HeldRequests
 from .reporting import Reporter, ThrottleReport
 from .request import PendingRequest
-from .rules import GiveUp, Park, PermitRequest, Republish
+from .request_queue import LimitQueue
+from .request_queues import RequestQueues
+from .request_resources import RequestResources
+from .rules import GiveUp, Park, PermitRequest, Republish, StartAt
 
 __all__ = ["UpstreamReturns", "put_back"]
 
@@ -34,64 +43,104 @@ logger = logging.getLogger("celery_ratelimit")
 
 
 def put_back(
-    pending: PermitRequest, demand: LimitRequest, wait: float, *, since: int, parks: bool
-) -> Park | Republish | GiveUp:
-    """The task has run, and its upstream has refused its call: the limit of ``demand`` is paused for ``wait`` seconds.
+    pending: PermitRequest, demand: LimitRequest, paused: Paused, now: float, *, since: int, parks: bool
+) -> StartAt | Park | Republish | GiveUp:
+    """The task has run, and its upstream has refused its call: the limit of ``demand`` is paused.
 
     Args:
         since: when the task was throttled first, or its permit was good, in microseconds by the store's clock.
         parks: whether it may wait in the store now.
     """
-    policy = pending.plan.policy
+    policy, wait = pending.plan.policy, paused.seconds
     if not policy.waits or wait > policy.claim:
         return GiveUp(policy.overflow if policy.waits else policy.throttle, demand, wait)
+    if paused.wait is not None:
+        return StartAt(now + paused.wait, paused.granted_at)
     return Park(demand, wait, since=since) if parks else Republish(wait, demand)
 
 
 class UpstreamReturns:
-    """Puts tasks of one worker back whose runs have ended so."""
+    """Puts tasks of one worker back whose runs have ended so.
+
+    Args:
+        dispatch: called with the queue of a request that waits here for its permit.
+    """
 
     def __init__(
         self,
         worker: Worker,
+        asker: StoreRunner,
         limits: AppLimits,
         attendant: ReturnScheduler,
         outage: Outage,
         reporter: Reporter,
         deduplication: Deduplication,
+        queues: RequestQueues,
+        prefetch: HeldRequests,
+        resources: RequestResources,
+        dispatch: Callable[[list[LimitQueue]], None],
     ) -> None:
-        self._worker, self._limits, self._attendant, self._outage = worker, limits, attendant, outage
+        self._worker, self._asker, self._limits = worker, asker, limits
+        self._attendant, self._outage, self._queues, self._prefetch = attendant, outage, queues, prefetch
+        self._resources, self._dispatch = resources, dispatch
         self._reporter, self._deduplication = reporter, deduplication
 
     def put_back(self, request: Any, refusal: ReturnToBacklog) -> None:
         """The run of a request has ended, as its upstream has refused its call."""
-        logger.info(
-            "Task %s[%s]: its upstream has refused its call, and limit %r is paused for %.3f s",
-            *(request.name, request.id, refusal.limit, refusal.pause),
-        )
         try:
             queue, now = requests.queue_of(request), monotonic()
             plan = self._limits.plan_of(request.task, queue)
             assert plan is not None  # or the run would not have had a permit
             priority = priority_of(request.message.properties.get("priority"))
             demands = plan.demands(request.args, request.kwargs, priority)
-            pending = PendingRequest(request, queue, plan, demands, 0, now, now, has_reservation=True, returned=True)
+            until = now + self._worker.broker.max_hold(queue) - requests.delivery_age(request)
+            pending = PendingRequest(request, queue, plan, demands, 0, now, until, has_reservation=True, returned=True)
             pending.can_park, pending.coalesce_key = self._attendant.may_park(plan), coalesce_key(plan, request)
+            demand = pending.demand(refusal.limit)
+            paused = self._pause(pending, demand, refusal)
             count_upstream_throttle(request.message)
             since = int(marker_in(request.message).get("since") or refusal.granted_at)
-            demand = pending.demand(refusal.limit)
-            action = put_back(pending, demand, refusal.pause, since=since, parks=pending.parks and not self._outage)
+            parks = pending.parks and not self._outage
+            action = put_back(pending, demand, paused, monotonic(), since=since, parks=parks)
         except Exception as error:
             logger.error("Task %s[%s] cannot be put back: %r", request.name, request.id, error, exc_info=error)
             requests.fail(request, error)
         else:
             self._carry_out(pending, action)
 
-    def _carry_out(self, pending: PendingRequest, action: Park | Republish | GiveUp) -> None:
+    def close(self, pending_requests: Sequence[PendingRequest]) -> None:
+        """The connection is lost, or the worker stops: park tasks that it holds whose messages the broker has not."""
+        for pending in pending_requests:
+            if pending.request.acknowledged:
+                since = int(marker_in(pending.request.message).get("since") or pending.permit_at_us)
+                demand = pending.demands[0]
+                self._carry_out(pending, Park(demand, 0.0, since=since) if pending.parks else Republish(0.0, demand))
+
+    def _pause(self, pending: PendingRequest, demand: LimitRequest, refusal: ReturnToBacklog) -> Paused:
+        """Pause the limit. A store that does not answer pauses nothing; the task waits all the same."""
+        request = pending.request
+        takes = len(pending.demands) == 1 and demand.share is None and pending.plan.policy.waits
+        takes = takes and not self._worker.is_stopping
+        report = partial(report_refusal, self._asker, demand, refusal, request.task.name, request.id, takes=takes)
+        paused = self._outage.ask(report, None)
+        logger.info(
+            "Task %s[%s]: its upstream has refused its call, and limit %r is %s",
+            *(request.name, request.id, demand.name),
+            "not paused, as the store does not answer"
+            if paused is None
+            else f"paused for {paused.seconds:.3f} s"
+            if paused.seconds
+            else "slower for a while",
+        )
+        return paused or Paused(max(1.0, min(refusal.retry_after or 0.0, LONGEST_RETRY_AFTER)))
+
+    def _carry_out(self, pending: PendingRequest, action: StartAt | Park | Republish | GiveUp) -> None:
         """Carry an action out, again and again until the store or the broker has taken the task."""
         request = pending.request
         try:
             match action:
+                case StartAt(at, permit_at_us):
+                    self._hold(pending, at, permit_at_us)
                 case Park(demand, wait):
                     if not self._is_parked(pending, demand, wait, action.since):
                         self._send_back(pending, Republish(wait, demand))
@@ -105,6 +154,17 @@ class UpstreamReturns:
                 *(request.name, request.id, error),
             )
             self._worker.timers.call_after(AGAIN, partial(self._carry_out, pending, action))
+
+    def _hold(self, pending: PendingRequest, at: float, permit_at_us: int) -> None:
+        """Let a request wait here for its permit."""
+        requests.reserve_again(pending.request)
+        pending.not_before = at  # should its permit be stale then
+        limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
+        limit_queue.enqueue(pending, is_new=True)
+        self._prefetch.enter(pending)
+        self._resources.grant(limit_queue, pending, at, permit_at_us)
+        self._reporter.announce(pending, ThrottleReport("waiting", max(0.0, at - monotonic()), pending.demands[0]))
+        self._dispatch([limit_queue])
 
     def _is_parked(self, pending: PendingRequest, demand: LimitRequest, wait: float, since: int) -> bool:
         """Park a task. False: the store has not taken it, or has not replied."""

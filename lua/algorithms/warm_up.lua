@@ -4,12 +4,12 @@
 --
 -- Law: at most  burst + count/period * T  permits in any interval of length T; `burst` is the dearest single call.
 --
--- extra      us      time to warm up, >= 1
+-- extra      us      time to warm up, >= 1; below zero: the same, and it starts at a tenth of its rate (report_throttle.lua)
 -- state key: string "u<us of the last write> <us of the newest permit> <waiting> <us of the next permit> <stored permits>
 --            <count> <period us> <extra>"; expires when it is cold again and the line is empty. `stored` grows while no request
 --            comes; the more, the colder, the dearer a permit. The last three are the rule it was written under: when another
 --            is in force, it is as cold as before in proportion, and what is still to be paid is so many permits.
-local COLD = 3 -- times the stable interval
+local COLD, COLDEST = 3, 10 -- times the stable interval
 local warm_up = {letter = 'u', one_by_one = true}
 
 local function rest(limit, at)
@@ -37,10 +37,12 @@ end
 
 -- The rule in numbers: us for a permit when warm, and how it is dearer the more are stored.
 local function reckon(limit, count, period, extra)
+    local cold = extra < 0 and COLDEST or COLD
+    extra = math.abs(extra)
     limit.stable = period / count
     limit.threshold = 0.5 * extra / limit.stable
-    limit.most = limit.threshold + 2 * extra / ((1 + COLD) * limit.stable)
-    limit.slope = (COLD - 1) * limit.stable / (limit.most - limit.threshold)
+    limit.most = limit.threshold + 2 * extra / ((1 + cold) * limit.stable)
+    limit.slope = (cold - 1) * limit.stable / (limit.most - limit.threshold)
     limit.cool = extra / limit.most
 end
 
@@ -50,7 +52,7 @@ function warm_up.read(limit, now)
     reckon(limit, limit.count, limit.period, limit.extra)
     limit.next, limit.saved, limit.newest = now, limit.most, 0
     local written, newest, waiting, next, stored, count, period, extra =
-        match(limit.raw or '', '^u(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+)$')
+        match(limit.raw or '', '^u(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%-?%d+)$')
     if not written then return end
     limit.written, limit.waiting = written + 0, waiting + 0
     local back = lost(limit.written, now)

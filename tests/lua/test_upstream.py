@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limiter import upstream_methods
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.upstream_methods import report_throttle
 from tests.conftest import Clock
 
 from .frozen import expiries
@@ -126,3 +130,97 @@ def test_the_history_keeps_the_last_of_many(limiter: Limiter, clock: Clock, stor
     assert {key.split(":")[-1] for key in store.scan_iter("ratelimit:*")} - {"config"} <= {
         key.split(":")[-1] for key in expiries(store)
     }, "law 9"
+
+
+@pytest.mark.parametrize("burst", [1, 10])
+@pytest.mark.parametrize("seconds", [0.004, 0.3])
+def test_refused_tasks_have_the_first_permits_after_a_short_pause(
+    limiter: Limiter, clock: Clock, seconds: float, burst: int
+) -> None:
+    asker, line = limiter._asker, LimitRequest(Limit("100/s", burst=burst, name="line"), "line")
+    began, waiting, starts = clock.us, dict[str, int](), list[int]()
+    order: list[str] = []
+
+    def ask(id: str) -> None:
+        decision = asker.ask([line], id=id, claim=60)
+        waiting[id] = clock.us + round(decision.retry_after * 1e6)
+        if decision.allowed:
+            del waiting[id]
+            order.append(id)
+            starts.append(clock.us - began)
+
+    for number in range(burst + 30):
+        ask(f"{number}")
+    refused = [asker.drive(report_throttle(asker.core, line, "{}", seconds, None, takes=True)) for _ in range(2)]
+    first = max(0.01, seconds)
+    assert [each.wait for each in refused] == [first, first + 0.01]
+    assert [each.granted_at for each in refused] == [clock.us + round(each.wait * 1e6) for each in refused if each.wait]
+    while waiting:
+        id = min(waiting, key=lambda each: waiting[each])
+        clock.advance(max(0, waiting[id] - clock.us) / 1e6)
+        ask(id)
+    assert order == [str(number) for number in range(burst + 30)], "all others come later, in their order"
+    assert starts[burst:] == [round(1e6 * first) + 10_000 * number for number in range(2, 32)], "and nothing is wasted"
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit("100/s", burst=10, priority_reserve={0: 0.2}),
+        Limit("100/s", algorithm="sliding_log"),
+        Concurrency(2),
+    ],
+)
+def test_of_other_limits_no_permit_is_taken(frozen: Limiter, clock: Clock, limit: Any) -> None:
+    demand = LimitRequest(limit, "line")
+    paused = frozen._asker.drive(report_throttle(frozen._asker.core, demand, "{}", 0.3, None, takes=True))
+    assert paused == (0.3, None, 0)
+    later = frozen._asker.drive(report_throttle(frozen._asker.core, demand, "{}", 3, None, takes=True))
+    assert later == (3, None, 0)
+
+
+@pytest.mark.parametrize("burst", [1, 50])
+def test_the_rate_rises_after_the_pause(limiter: Limiter, clock: Clock, burst: int) -> None:
+    limiter.quotas["ramp"] = limit = Limit("100/s", burst=burst, name="ramp", resume_over=10)
+    assert limiter.throttled(limit, retry_after=5) == 5
+    began = clock.us + 5_000_000
+    starts: list[int] = []
+    while clock.us < began + 15_000_000:
+        decision = limiter.acquire("ramp")
+        if decision:
+            starts.append(clock.us - began)
+        clock.advance(decision.retry_after)
+    assert min(starts) >= 0
+    counts = [sum(second <= at / 1e6 < second + 1 for at in starts) for second in range(15)]
+    assert 8 <= counts[0] <= 20, "a tenth"
+    assert counts[:10] == sorted(counts[:10])
+    assert 40 <= counts[9] <= 60
+    assert 90 <= counts[10] <= 101
+    assert counts[11:] == [100] * 4, "the whole, and no burst"
+    config = limiter.config("ramp")
+    assert config.stored is None
+    assert not config.paused
+
+
+def test_the_ramp_begins_anew_and_what_people_store_stays(limiter: Limiter, clock: Clock) -> None:
+    limiter.quotas["ramp"] = limit = Limit("100/s", name="ramp", resume_over=10)
+    for _ in range(2):
+        limiter.throttled(limit, retry_after=5, by="429 of task charge")
+        config = limiter.config("ramp")
+        assert (config.by, config.until) == ("429 of task charge", pytest.approx(clock.us / 1e6 + 15))
+        assert (config.in_force.rate, config.in_force.warmup) == ("100/s", 10)  # type: ignore[union-attr]
+        clock.advance(7)
+    limiter.set_rate("ramp", "20/s", by="anna")
+    limiter.throttled(limit, retry_after=5)
+    assert limiter.config("ramp").by == "anna"
+
+
+def test_a_ramp_is_for_a_token_bucket() -> None:
+    for options in (
+        {"algorithm": "sliding_log"},
+        {"debt": 1},
+        {"warmup": 3},
+        {"priority_reserve": {0: 0.5}, "burst": 9},
+    ):
+        with pytest.raises(ConfigurationError, match="resume_over"):
+            Limit("100/s", resume_over=10, **options)  # type: ignore[arg-type]
