@@ -88,6 +88,7 @@ OWN_OPTIONS: dict[str, tuple[Any, str]] = {
     "refill": ("interval", "token_bucket"),
     "debt": (1, "token_bucket"),
     "warmup": (1.5, "token_bucket"),
+    "resume_over": (10.0, "token_bucket"),
     "priority_reserve": ({0: 0.5}, "token_bucket"),
     "adaptive": (Adaptive(), "token_bucket"),
     "capacity": (5, "leaky_bucket"),
