@@ -81,6 +81,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
     """The status of a limit, as :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
+    state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
@@ -92,12 +93,8 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
         length(each.drains_in) if each.drains_in != 0 else "-",
-        ", ".join([_state(each), *own_keys(each), *_why(each)]),
+        ", ".join([state, *own_keys(each), *_why(each)]),
     )
-
-
-def _state(each: LimitStatus) -> str:
-    return f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
 
 
 def own_keys(each: LimitStatus) -> list[str]:
