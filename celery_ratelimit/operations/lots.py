@@ -129,7 +129,7 @@ def longest(app: Celery, limit: LimitStatus, number: int = 5) -> list[ParkingLot
     lot, found = lots[0], []
     for share in sorted(shares, key=lambda share: -share.tasks)[:number]:
         held = Forecast(None, reason="its weight is 0") if share.first == inf else None
-        first, last = [held or lot.turn(rank(shares, share.name, place)) for place in (0, share.tasks)]
+        first, last = [held or lot.turn(rank(shares, share.name, place)) for place in (0, share.tasks - 1)]
         for task in tasks_of(app, (limit.name, ""), share.name, 0, 1):
             since, name = task.since / 1e6, decoded(share.name)
             found.append(ParkingLot(limit.name, "", share.tasks, since, 0, last, first, limit.attended, name))

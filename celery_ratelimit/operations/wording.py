@@ -15,6 +15,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.stored import Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
+from .forecast import Forecast
 from .limit_status import LimitStatus
 from .lots import ParkingLot
 
@@ -92,7 +93,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         str(each.parked),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
-        length(each.drains_in) if each.drains_in != 0 else "-",
+        "-" if each.forecast == Forecast(0.0) else length(each.drains_in),
         ", ".join([state, *own_keys(each), *_why(each)]),
     )
 
@@ -143,7 +144,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
-        ("drains", "-" if each.drains_in == 0 else plain(str(each.forecast))),
+        ("drains", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast))),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]
