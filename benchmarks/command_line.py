@@ -82,7 +82,7 @@ def forecast() -> None:
         lots, said = ParkingLots(fleet.sender), {}
         for index in range(100, 300, 10):
             found = lots.explain(results[index].id)
-            if found.starts_at is None:
+            if found.forecast is None or found.starts_at is None:
                 print(f"task {index}: {found.where}, no forecast")
                 continue
             said[index] = found
@@ -91,8 +91,9 @@ def forecast() -> None:
     off = []
     for index, found in said.items():
         wait, error = (found.starts_at or 0.0) - found.now, started[index] - (found.starts_at or 0.0)
-        off.append(abs(error) / found.band)
-        print(f"task {index}: said in {wait:5.1f} s ± {found.band:.1f} s, was {error:+.2f} s later")
+        band = found.forecast.band
+        off.append(abs(error) / band)
+        print(f"task {index}: said in {wait:5.1f} s ± {band:.1f} s, was {error:+.2f} s later")
     inside = sum(each <= 1 for each in off)
     print(
         f"{inside} of {len(off)} within the band; the worst at {max(off):.2f} of it, "

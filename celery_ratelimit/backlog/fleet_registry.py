@@ -208,7 +208,7 @@ class QueueHeartbeat:
         self._on_new_queues, self._recall = on_new_queues, recall
         self.absent: frozenset[str] | None = None
         self._queues: frozenset[str] = frozenset()
-        self._reported_at = self._recall_until = 0.0
+        self._reported_at = self._pause = self._recall_until = 0.0
 
     def _consumed_queues(self) -> frozenset[str]:
         """The queues whose tasks come here when they leave the backlog, by their return queues."""
@@ -227,14 +227,14 @@ class QueueHeartbeat:
         """Report the queues if it is time to. Tasks whose queue no worker consumes get no slot."""
         queues = self._consumed_queues()
         pause = tuning.REST_INTERVAL if is_idle else tuning.HEARTBEAT
-        if queues == self._queues and time.monotonic() < self._reported_at + pause:
-            return
+        if queues == self._queues and time.monotonic() < self._reported_at + min(pause, self._pause):
+            return  # the last report holds for some of its own pauses, which may be shorter
         before, given_up = self.absent, sorted(self._queues - queues)
         attend = self._registry.attend
         lasts = tuning.MISSED_REPORTS * pause
         self.absent = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
         has_new = queues - self._queues
-        self._queues, self._reported_at = queues, time.monotonic()
+        self._queues, self._reported_at, self._pause = queues, time.monotonic(), pause
         if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._reported_at + tuning.MISSED_REPORTS * tuning.HEARTBEAT
             self._on_new_queues()

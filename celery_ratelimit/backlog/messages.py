@@ -160,13 +160,6 @@ class Position(NamedTuple):
     weight: float | None = None
     in_share: int = 0
 
-    @property
-    def permits(self) -> float | None:
-        """About how many permits the tasks before it cost; ``None``: it has no turn yet."""
-        if self.where == "aside" or self.weight == 0:
-            return None
-        return self.before * self.cost / self.number if self.where == "parked" and self.number else 0.0
-
 
 def marker_of(bucket: Bucket, parked: Parked, now_us: int | None = None) -> dict[str, Any]:
     """The marker of a returned message: its parking lot, id and copy number, and since when the task waits.

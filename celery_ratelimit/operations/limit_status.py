@@ -98,9 +98,9 @@ class LimitStatus:
         return self.forecast.seconds
 
     def last_turn(self, lot: LotSnapshot, standing: BucketStatus, queued: int = 0) -> Forecast:
-        """When all tasks of a lot, and messages that need so many permits, have had their turn."""
+        """The turn of the last task of a lot, behind it messages that need so many permits."""
         held_up = self.held_up or self.held_back.get(lot.key, "")
-        return forecast(lot.cost + queued, standing, self.throughput, held_up)
+        return forecast(lot.cost - lot.cost / lot.parked + queued, standing, self.throughput, held_up)
 
     @property
     def settled_keys(self) -> list[BucketStatus]:

@@ -99,6 +99,10 @@ class Share(NamedTuple):
     step: float
     tasks: int
 
+    def turns(self) -> Iterator[tuple[float, str, int]]:
+        """The turn of each of its tasks, with the share and the place of the task in it."""
+        return ((self.first + place * self.step, self.name, place) for place in range(self.tasks))
+
 
 def read_lots(app: Celery, found: Sequence[LimitStatus], most: int | None = None) -> list[Lot]:
     """All parking lots of these limits, or those with the most tasks."""
@@ -125,7 +129,7 @@ def longest(app: Celery, limit: LimitStatus, number: int = 5) -> list[ParkingLot
     lot, found = lots[0], []
     for share in sorted(shares, key=lambda share: -share.tasks)[:number]:
         held = Forecast(None, reason="its weight is 0") if share.first == inf else None
-        first, last = [held or lot.turn(rank(shares, share.name, place)) for place in (0, share.tasks)]
+        first, last = [held or lot.turn(rank(shares, share.name, place)) for place in (0, share.tasks - 1)]
         for task in tasks_of(app, (limit.name, ""), share.name, 0, 1):
             since, name = task.since / 1e6, decoded(share.name)
             found.append(ParkingLot(limit.name, "", share.tasks, since, 0, last, first, limit.attended, name))
@@ -142,7 +146,7 @@ def shares_of(app: Celery, limit: AnyLimit | None, lot: LotSnapshot) -> list[Sha
     names = [name for name in tags if name[:1] != "\0"]
     weights, found = weights_of(app, {lot.name: limit})[lot.name], []
     for name, tasks in zip(names, count_tasks(app, [(bucket, name) for name in names]), strict=True):
-        weight, tag = weights.get(name, USUAL), tags[name] if tags[name] < _HELD else tags["\0"]
+        weight, tag = weights.get(name, USUAL), tags[name] if tags[name] < _HELD else tags.get("\0", 0.0)
         found.append(Share(name, tag if weight else inf, mean / (weight or USUAL), tasks))
     return [share for share in found if share.tasks]
 
@@ -159,7 +163,7 @@ def tasks_of(app: Celery, bucket: Bucket, share: str, first: int, number: int) -
 
 def rank(shares: Sequence[Share], name: str, place: int) -> int:
     """The number of tasks that have their turns before the one at that place of its share, counted from 0."""
-    turn = next(share.first + place * share.step for share in shares if share.name == name)
+    turn = next((share.first + place * share.step for share in shares if share.name == name), 0.0)
     others = [share for share in shares if share.name != name and share.first < turn]
     return place + sum(min(share.tasks, ceil((turn - share.first) / share.step)) for share in others)
 
@@ -167,8 +171,8 @@ def rank(shares: Sequence[Share], name: str, place: int) -> int:
 def tasks_in_order(app: Celery, limit: AnyLimit | None, lot: LotSnapshot, first: int, number: int) -> list[Parked]:
     """Some of the tasks in a lot, in the order of their turns. Tasks that are set aside come last."""
     shares, tasks = shares_of(app, limit, lot), dict[str, list[Parked]]()
-    turns = [[(each.first + n * each.step, each.name, n) for n in range(each.tasks)] for each in shares]
-    places = [(share, place) for _, share, place in islice(merge(*turns), first, first + number)]
+    turns = merge(*[share.turns() for share in shares])
+    places = [(share, place) for _, share, place in islice(turns, first, first + number)]
     for share, place in places:
         if share not in tasks:
             of_share = sum(each == share for each, _ in places)

@@ -87,11 +87,6 @@ class Explanation:
         seconds = self.forecast.seconds if self.forecast is not None else None
         return None if seconds is None else self.now + seconds
 
-    @property
-    def band(self) -> float:
-        """Seconds by which ``starts_at`` may be wrong."""
-        return self.forecast.band if self.forecast is not None else 0.0
-
     def __str__(self) -> str:
         name = f"{self.task}[{self.id}]" if self.task else f"Task {self.id}"
         return "\n".join([f"{name} {self._location()}.", *self._details()])

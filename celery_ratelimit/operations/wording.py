@@ -15,6 +15,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.stored import Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
+from .forecast import Forecast
 from .limit_status import LimitStatus
 from .lots import ParkingLot
 
@@ -81,6 +82,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
     """The status of a limit, as :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
+    state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
@@ -91,13 +93,9 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         str(each.parked),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
-        length(each.drains_in) if each.drains_in != 0 else "-",
-        ", ".join([_state(each), *own_keys(each), *_why(each)]),
+        "-" if each.forecast == Forecast(0.0) else length(each.drains_in),
+        ", ".join([state, *own_keys(each), *_why(each)]),
     )
-
-
-def _state(each: LimitStatus) -> str:
-    return f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
 
 
 def own_keys(each: LimitStatus) -> list[str]:
@@ -146,7 +144,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
-        ("drains", "-" if each.drains_in == 0 else plain(str(each.forecast))),
+        ("drains", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast))),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]

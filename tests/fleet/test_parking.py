@@ -175,7 +175,7 @@ def test_people_let_parked_tasks_out_and_throw_them_away(
         lots = fleet.parking_lots()
         until(lambda: parked(fleet) == 5, 10)
         (lot,) = lots.lots(NAME)
-        assert lot.drains_in == pytest.approx(5 * 3600)
+        assert lot.drains_in == pytest.approx(5 * 3600, abs=30), "the first of them in an hour"
         assert lot.oldest == pytest.approx(time.time(), abs=30)
         assert [task.args for task in lots.tasks(NAME, first=1, number=2)] == ["(2,)", "(3,)"]
         assert lots.purge(NAME, ids=[results[1].id, results[2].id]) == 2

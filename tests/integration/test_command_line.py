@@ -78,7 +78,7 @@ def test_status_as_json(run: Run, app: Celery) -> None:
     assert (stripe["by"], stripe["reason"], stripe["until"]) == ("ann@host", "why", None)
     assert (stripe["parked"], stripe["lots"], stripe["state"]) == (40, 1, "backlogged")
     assert (stripe["queues"], stripe["queued"], stripe["tasks"]) == (["celery"], 0, ["shop.charge"])
-    assert 80 / 20 <= stripe["forecast"]["seconds"] <= 80 / 20 + 0.06, "by cost, at the rate in force"
+    assert 78 / 20 <= stripe["forecast"]["seconds"] <= 78 / 20 + 0.06, "by cost, at the rate in force, to the last"
     assert (each["tenant"]["by_key"], each["tenant"]["remaining"]) == (True, None)
     assert (each["gpu"]["code"], each["gpu"]["state"]) == ("4 at once", "idle")
 
@@ -143,7 +143,7 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
         park(app, "tenant", number, key=tenant, task="shop.sync")
     (tenant,) = json.loads(run("status", "tenant", "--json").output)
     assert (tenant["parked"], tenant["lots"]) == (35, 2)
-    assert tenant["forecast"]["seconds"] == pytest.approx(5.0, abs=0.01)
+    assert tenant["forecast"]["seconds"] == pytest.approx(24 / 5, abs=0.01)
 
 
 def test_status_shows_the_bound_of_parked_tasks(run: Run, app: Celery) -> None:
@@ -685,7 +685,7 @@ def test_hundreds_of_lots_are_listed_in_pages(server: EmbeddedServer, store: red
     store.config_resetstat()
     found = lots.lots()
     assert len(found) == 280
-    assert {round(lot.drains_in or 0.0, 6) for lot in found} == {1.0, 0.6}
+    assert {lot.drains_in for lot in found} == {0.0}, "the one task of each has its turn now"
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 4 + -(-280 // READ_AT_ONCE) + 7 + 5, (
         "workers, failures, indexes, keys' settings; lots in steps, forty buckets in a step, and use of twenty limits"
     )
@@ -695,7 +695,7 @@ def test_the_lot_of_a_quota_that_no_task_has(app: Celery) -> None:
     app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "alone": "1/h"}
     park(app, "alone", 3)
     (lot,) = ParkingLots(app).lots("alone")
-    assert lot.drains_in == pytest.approx(3 * 3600)
+    assert lot.drains_in == pytest.approx(2 * 3600), "until the last of three starts"
 
 
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

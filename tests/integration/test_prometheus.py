@@ -107,11 +107,11 @@ def test_a_scrape_asks_for_many_lots_and_limits_together(server: EmbeddedServer,
     app = make_app(server.url)
     app.conf.ratelimit_queues = {f"q{n}": Limit("1/s", name=f"limit{n}") for n in range(60)}
     for n in range(200):
-        park(app, "tenant", 1, key=f"tenant:{n}", task="shop.sync")
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
     scraped(app)
     store.config_resetstat()
     samples = scraped(app)[1]
-    assert samples["parked_tasks", of("tenant")] == 200
+    assert samples["parked_tasks", of("tenant")] == 400
     assert samples["drain_seconds", of("tenant")] == pytest.approx(1 / 5, abs=0.01), "each key drains for itself"
     assert samples["oldest_parked_seconds", of("tenant")] >= 0
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] < 20

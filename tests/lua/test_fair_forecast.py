@@ -16,24 +16,19 @@ from .test_fair_shares import BUCKET, ids, leave, limit, park, to_park
 WEIGHTS = {"t1": 2.0, "t2": 0.5, "t3": 8.0, "t5": 4.0}
 
 
-def turn(parking: Backlog, id: str, asked: LimitRequest) -> tuple[int, float | None, float] | None:
-    """About how many tasks are before a task, what these cost, and the weight of its share."""
+def turn(parking: Backlog, id: str, asked: LimitRequest) -> tuple[int, float] | None:
+    """About how many tasks are before a task, and the weight of its share."""
     found = parking.contents.position(BUCKET, id, weights_text(asked.limit))
-    return None if found.weight is None else (found.before, found.permits, found.weight)
+    return None if found.weight is None else (found.before, found.weight)
 
 
 def test_one_of_a_small_share_is_soon_behind_a_backlog(parking: Backlog) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(1000)])
     park(parking, *[to_park("small", f"s{number}") for number in range(3)])
-    assert turn(parking, "s1", limit()) == (2, 2.0, 1.0), "one of its own, and as many of the other share"
-    assert turn(parking, "b999", limit()) == (1002, 1002.0, 1.0), "all others"
-    assert turn(parking, "s1", limit(weights={"small": 0})) == (0, None, 0.0), "it has none"
+    assert turn(parking, "s1", limit()) == (2, 1.0), "one of its own, and as many of the other share"
+    assert turn(parking, "b999", limit()) == (1002, 1.0), "all others"
+    assert turn(parking, "s1", limit(weights={"small": 0})) == (0, 0.0), "it has none"
     assert turn(parking, "nobody", limit()) is None
-
-
-def test_what_tasks_cost_on_average_counts(parking: Backlog) -> None:
-    park(parking, *[to_park(share, f"{share}{number}", cost=3) for share in "ab" for number in range(50)])
-    assert turn(parking, "b9", limit()) == (18, 54.0, 1.0)
 
 
 def test_weights_that_are_stored_count(frozen: Limiter, parking: Backlog) -> None:
