@@ -210,6 +210,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
+        paused_by=max(of_all, of_key, key=lambda said: int(said["paused"]))["paused_by"],
         stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
     )
 
@@ -217,14 +218,16 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
 def _read_stored(text: str, now: int) -> dict[str, Any]:
     """Read a config key, see ``lua/include/config_format.lua``; ``now``: in microseconds since 1970."""
     nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
+    nothing["paused_by"] = ""
     if not text:
         return nothing
     numbers, _, note = text.partition("\n")
     version, until, paused, method, *_, since, _ = numbers.split()
+    kept = json.loads(note or "{}")
     said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now)}
+    said["paused_by"] = str(kept.get("paused", {}).get("by", ""))
     if method == "-" or 0 < int(until) <= now:
         return said
-    kept = json.loads(note)
     return {
         **said,
         "stored": kept["limit"],

@@ -67,9 +67,9 @@ class Limit(AnyLimit):
         debt: token bucket: permits by which a call may overdraw a bucket that holds at least one; later calls pay. The
             law is ``burst + debt + rate*T``.
         warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
+            rest. The next call pays a call's cost, no permits are saved up, and ``burst`` only bounds a call's cost.
         resume_over: token bucket: seconds in which the rate rises from a tenth to the whole after a pause that an
             upstream has caused (:class:`UpstreamThrottled`). Not while a rate is stored.
-            has caused (:class:`UpstreamThrottled`, :meth:`Limiter.throttled`). Not while a rate is stored.
         priority_reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a
             fifth for priority 0 and higher priorities, in the broker's order. A call leaves the shares of
             priorities higher than its own. Calls of all priorities share the whole rate.

@@ -66,6 +66,7 @@ class LimitConfig:
         reason: reason, if given.
         version: the highest version that was ever set; 0: none had one.
         paused: seconds until the pause ends.
+        paused_by: author of the pause; ``429 of task …`` if an upstream has caused it.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
@@ -81,6 +82,7 @@ class LimitConfig:
     paused: float
     reason: str = ""
     stored_shadow: StoredShadow | None = None
+    paused_by: str = ""
 
     @property
     def shadow(self) -> bool:
@@ -115,7 +117,7 @@ class Change:
         key: of the bucket or the weight; ``""``: the whole limit.
         at: time of the change, in seconds since 1970, by the store's clock.
         verb: ``"set"``, ``"expire"`` (the rate got an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
-            ``"weight"`` or ``"shadow"``.
+            ``"weight"``, ``"shadow"`` or ``"throttled"`` (an upstream has refused a call).
         by: author.
         reason: reason, if given.
         before: settings before the change.

@@ -120,7 +120,8 @@ class Explanation:
             reason = f" ({config.reason})" if config.reason else ""
             lines.append(f"The limit is {config.in_force or 'not known here'}{by}{reason}.")
             if config.paused:
-                lines.append(f"The limit is paused {end_of('resumed', self.now + config.paused, self.now)}.")
+                by = f" by {config.paused_by}" if config.paused_by else ""
+                lines.append(f"The limit is paused{by} {end_of('resumed', self.now + config.paused, self.now)}.")
         if self.share is not None and self.weight is not None:
             held = ", which holds its tasks back until it has another one" if self.weight == 0 else ""
             lines.append(f"Its share {self.share!r} has the weight {self.weight:g}{held}.")

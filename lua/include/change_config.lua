@@ -4,7 +4,7 @@
 --
 -- Uses CONFIG_KEY and CONFIG, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
 -- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua).
--- Gives config, a table, and its text; HOUR_US; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
+-- Gives config, a table, and its text; HOUR_US; pause_until(us), which notes who pauses; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.
 --!include config_format.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
@@ -38,6 +38,13 @@ local function tell()
     if config.expiry > 0 then told = told .. ' ' .. int(config.expiry) end
     call('SET', CHANGES, told, 'PX', int(ceil((last - now + HOUR_US) / 1000)))
     touch(TOUCHED, BUCKET)
+end
+
+-- The note of a rate says who has stored it, and in `paused` who pauses the limit.
+local function pause_until(us)
+    local note = cjson.decode(config.note ~= '' and config.note or '{}')
+    note.paused = cjson.decode(NOTE)
+    config.paused, config.note = us, cjson.encode(note)
 end
 
 local function write_config()
