@@ -16,7 +16,7 @@ local lasts, BUCKET, NOTE = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local was_paused = config.paused > 0
 if lasts > 0 then
     if now + lasts <= config.paused then return config.paused - now end
-    config.paused = now + lasts
+    pause_until(now + lasts)
     keep_config('pause') -- and no worker is told: a request that comes is refused, and one that waits need not come sooner
     return config.paused - now
 end

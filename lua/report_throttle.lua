@@ -20,7 +20,7 @@
 -- Reply  us that the limit is paused for, from now; us until the permits are good that it took (-1: none), and us at which they are
 -- Writes config, history, refused: an hour longer than the pause; the state, the slots
 local CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, REFUSED = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local CONFIG_KEY = KEYS[3]
+local STATE, CONFIG_KEY = KEYS[1], KEYS[3]
 local RETRY_US, GRANTED, INTERVAL_US, MOST_US, JITTER = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
 local BUCKET, NOTE, TAKES = ARGV[6], ARGV[7], ARGV[10] == '1'
 local RAMP_US, SLOW = ARGV[8] + 0, ARGV[9]
@@ -56,7 +56,6 @@ if until_us > max(now, config.paused) then
     if verb == 'throttled' and string.sub(note, 1, tonumber(of)) == BUCKET and tonumber(of) == #BUCKET then
         call('LTRIM', HISTORY, 1, '-1')
     end
-    config.paused, paused = until_us, pause
     local is_ours = config.method == 'warm_up' and config.extra + 0 < 0
     if RAMP_US > 0 and (is_ours or config.method == '-') then
         -- For as long as the ramp the limit is a bucket that warms up, as if somebody had stored it; what people store stays.
@@ -64,10 +63,12 @@ if until_us > max(now, config.paused) then
         config.size, config.extra, config.since = ARGV[FIRST_LIMIT + 3], -RAMP_US, now
         config.expiry, config.note = until_us + RAMP_US, SLOW
         local most = RAMP_US * config.count / config.period * (0.5 + 2 / 11) -- it is cold, see algorithms/warm_up.lua
-        call('SET', KEYS[1], format('u%d %d 0 %d %.17g %d %d %d', now, now, until_us, most, config.count, config.period, -RAMP_US),
+        call('SET', STATE, format('u%d %d 0 %d %.17g %d %d %d', now, now, until_us, most, config.count, config.period, -RAMP_US),
             'PX', int(ceil((pause + RAMP_US + STEP_US) / 1000)))
         tell()
     end
+    pause_until(until_us)
+    paused = pause
     keep_config('throttled')
     call('SET', REFUSED, format('%d %d %d', now, until_us, lasts), 'PX', int(ceil((pause + HOUR_US) / 1000)))
 end

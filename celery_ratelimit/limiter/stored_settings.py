@@ -203,6 +203,8 @@ def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None)
     for what, said in (("by", by), ("reason", reason)):
         if said is not None and (not isinstance(said, str) or len(said) > LONGEST):
             raise ConfigurationError(f"{what}={shown(said)} must be a text of at most {LONGEST} characters")
+        if said is not None and any("\ud800" <= each <= "\udfff" for each in said):  # Lua reads no half of a pair
+            raise ConfigurationError(f"{what}={shown(said)} has a surrogate, which is no character: leave it out")
     note: dict[str, Any] = {} if limit is None else {"limit": limit}
     return json.dumps({**note, "by": by or _who(), **({"reason": reason} if reason else {})})
 

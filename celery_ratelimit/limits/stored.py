@@ -68,6 +68,7 @@ class LimitConfig:
         paused: seconds until the pause ends.
         share: of the rate that is in force now; below 1.0: the limit is adaptive, and its upstream has refused calls.
         changed: when a stored rate or a pause last began or ended, in seconds since 1970; 0.0: not known.
+        paused_by: author of the pause; ``429 of task …`` if an upstream has caused it.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
@@ -85,6 +86,7 @@ class LimitConfig:
     share: float = 1.0
     stored_shadow: StoredShadow | None = None
     changed: float = 0.0
+    paused_by: str = ""
 
     @property
     def shadow(self) -> bool:
@@ -119,7 +121,8 @@ class Change:
         key: of the bucket or the weight; ``""``: the whole limit.
         at: time of the change, in seconds since 1970, by the store's clock.
         verb: ``"set"``, ``"expire"`` (the rate got an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
-            ``"reduce"`` (the upstream refused calls of an adaptive limit), ``"weight"`` or ``"shadow"``.
+            ``"throttled"`` (an upstream has refused a call), ``"reduce"`` (the same of an adaptive limit), ``"weight"``
+            or ``"shadow"``.
         by: author.
         reason: reason, if given.
         before: settings before the change.

@@ -125,7 +125,8 @@ class Explanation:
             reason = f" ({config.reason})" if config.reason else ""
             lines.append(f"The limit is {config.in_force or 'not known here'}{by}{reason}.")
             if config.paused:
-                lines.append(f"The limit is paused {end_of('resumed', self.now + config.paused, self.now)}.")
+                by = f" by {config.paused_by}" if config.paused_by else ""
+                lines.append(f"The limit is paused{by} {end_of('resumed', self.now + config.paused, self.now)}.")
         if self.share is not None and self.weight is not None:
             lines.append(f"Its share {self.share!r} has the weight {self.weight:g}.")
         if self.forecast is not None:

@@ -75,14 +75,23 @@ def in_force_now(config: LimitConfig) -> str:
         rate += f", in shadow {shadow_set_by(config)}"
     if not config.paused:
         return rate
-    return f"{rate}, paused {end_of('resumed', time.time() + config.paused)}"
+    return f"{rate}, paused{paused_by(config)} {end_of('resumed', time.time() + config.paused)}"
+
+
+def paused_by(config: LimitConfig) -> str:
+    """The author of a pause."""
+    return plain(f" by {config.paused_by}") if config.paused_by else ""
 
 
 def row_of(each: LimitStatus) -> tuple[str, ...]:
     """The status of a limit, as :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
-    state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
+    state = (
+        f"paused{paused_by(config)} {end_of('resumed', each.paused_until)}"
+        if each.paused_until is not None
+        else each.state
+    )
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
@@ -151,7 +160,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     if each.shadow_report is not None:
         facts.append(("in shadow", f"{shadow_set_by(config)}: {each.shadow_report}"))
     if each.paused_until is not None:
-        facts.append(("paused", end_of("resumed", each.paused_until)))
+        facts.append((f"paused{paused_by(config)}", end_of("resumed", each.paused_until)))
     facts += [("not published", plain(str(failure))) for failure in each.failures]
     if each.tasks:
         facts.append(("for the tasks", plain(", ".join(each.tasks))))

@@ -8,7 +8,7 @@
 -- key_settings key, one for each limit: sorted set, "p" (a pause) or "r" (a rate) and the key of a bucket that has one of its own -> us
 -- at which it ends, ENDLESS if it has no end. Expires with the last of them.
 --
--- Gives config, a table, and its text; HOUR_US; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
+-- Gives config, a table, and its text; HOUR_US; pause_until(us), which notes who pauses; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
 -- which tells those that wait.
 --!include config_format.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
@@ -44,6 +44,13 @@ local function tell()
     if config.expiry > 0 then told = told .. ' ' .. int(config.expiry) end
     call('SET', CHANGES, told, 'PX', int(ceil((last - now + HOUR_US) / 1000)))
     touch(TOUCHED, BUCKET)
+end
+
+-- The note of a rate says who has stored it, and in `paused` who pauses the limit.
+local function pause_until(us)
+    local note = cjson.decode(config.note ~= '' and config.note or '{}')
+    note.paused = cjson.decode(NOTE)
+    config.paused, config.note = us, cjson.encode(note)
 end
 
 local function write_config()

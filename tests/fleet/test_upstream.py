@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from benchmarks import records
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.rabbitmq import Broker
 
 #: Seconds by which a permit may be taken ahead (``inline_wait``).
 AHEAD = 0.02
@@ -77,6 +79,21 @@ def test_a_task_goes_back_as_it_came(
         assert not (tmp_path / "hooks").exists(), "neither failed nor retried"
         nothing_is_left(fleet, store)
         assert_never_over(fleet.permits(), 50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["early", "late", "waiting"])
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_on_rabbitmq(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, task: str, seconds: float
+) -> None:
+    with upstream_fleet(server, tmp_path, broker=broker.url) as fleet:
+        fleet.start(number=2)
+        results = [send(fleet, task, index, index % 5 == 0, seconds) for index in range(20)]
+        assert [result.get(timeout=60) for result in results] == [[index, 0] for index in range(20)]
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(20), 1)
+        assert not (tmp_path / "hooks").exists()
+        until(lambda: broker.ready("celery", "celery.throttled") == 0, 10, "every message being acknowledged")
 
 
 def test_no_call_starts_while_the_limit_is_paused(
@@ -188,3 +205,20 @@ def test_a_worker_that_is_killed_loses_nothing_that_celery_would_not(
             fleet.kill(index)
             fleet.launch()
         assert [result.get(timeout=60) for result in results] == [[index, 0] for index in range(90)]
+
+
+@pytest.mark.parametrize("task", ["early", "late"])
+def test_a_task_that_waits_in_a_worker_outlives_it_if_it_is_stopped(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
+    with upstream_fleet(server, tmp_path) as fleet:
+        fleet.start()
+        result = send(fleet, task, 0, 1, 0.9)
+        until(lambda: "waits in this worker" in fleet.log(), 20, "its wait")
+        fleet.workers[0].send_signal(signal.SIGTERM)
+        until(lambda: fleet.workers[0].poll() is not None, 20, "the worker's end")
+        assert not fleet.started()
+        fleet.workers.clear()
+        fleet.start()
+        assert result.get(timeout=60) == [0, 0]
+        nothing_is_left(fleet, store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -222,7 +223,7 @@ def test_a_change_says_what_was_there_before(run: Run, app: Celery) -> None:
     config = limiter_of(app).config("stripe")
     assert config.until is not None
     assert (config.by, config.reason, round(config.until - config.since)) == ("ann", "slow", 600)
-    assert "paused until resumed" in run("pause", "stripe").output
+    assert re.search("paused by .+ until it is resumed", run("pause", "stripe").output)
     assert "paused" not in run("resume", "stripe").output.splitlines()[1]
     assert run("unset", "stripe").output.splitlines()[1] == "stripe: now 100/s, burst 5 (code)"
     assert run("unset", "stripe").output == "stripe: nothing to change: 100/s, burst 5 (code)\n"
@@ -387,7 +388,9 @@ def test_explain_a_parked_task(run: Run, app: Celery) -> None:
     assert json.loads(run("explain", ids[10], "--json").output)["forecast"]["seconds"] > 100
     run("pause", "stripe")  # without an end: nothing can be forecast
     assert json.loads(run("explain", ids[10], "--json").output)["forecast"]["seconds"] is None
-    assert run("explain", ids[10]).output.endswith("When it will start is not known: paused until resumed.\n")
+    said = run("explain", ids[10]).output
+    assert said.endswith("When it will start is not known: paused until resumed.\n")
+    assert re.search("The limit is paused by .+ until it is resumed.\n", said)
     assert " ?  " in run("status").output.splitlines()[3]
     assert run("parked", "stripe").output.splitlines()[1].endswith(" ?")
 

@@ -68,7 +68,8 @@ def test_calls_that_were_on_their_way_say_nothing_new(limiter: Limiter, clock: C
 
 
 def test_what_an_operator_says_holds(limiter: Limiter, clock: Clock) -> None:
-    limiter.pause("api", 100)
+    limiter.pause("api", 100, by="anna")
+    assert limiter.config("api").paused_by == "anna"
     assert limiter.throttled("api", retry_after=5) == 100
     limiter.resume("api")
     assert limiter.throttled("api") == 1
@@ -207,6 +208,7 @@ def test_the_ramp_begins_anew_and_what_people_store_stays(limiter: Limiter, cloc
     for _ in range(2):
         limiter.throttled(limit, retry_after=5, by="429 of task charge")
         config = limiter.config("ramp")
+        assert config.paused_by == "429 of task charge"
         assert (config.by, config.until) == ("429 of task charge", pytest.approx(clock.us / 1e6 + 15))
         assert (config.in_force.rate, config.in_force.warmup) == ("100/s", 10)  # type: ignore[union-attr]
         clock.advance(7)

@@ -13,6 +13,7 @@ from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog.tuning import RETURN_AHEAD, RETURN_EARLY
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.upstream_methods import Paused
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker.admission import claim, max_lookahead
 from celery_ratelimit.worker.request import PendingRequest, State
@@ -37,6 +38,7 @@ from celery_ratelimit.worker.rules import (
     refused,
     without_store,
 )
+from celery_ratelimit.worker.upstream_returns import put_back
 
 NOW = 1000.0
 LONGEST = 1440.0
@@ -353,3 +355,24 @@ def test_when_its_time_has_come(
     one = pending(demands=(LimitRequest(limit, "rate"),))
     one.state, one.at, one.permit_at_us = state, NOW - late, 77
     assert on_timer(one, NOW, together=together, is_idle=is_idle) == action
+
+
+# -- Its upstream has refused its call ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "paused", "parks", "action"),
+    [
+        (pending(), Paused(30.0), True, Park(RATE, 30.0, since=7)),
+        (pending(), Paused(30.0), False, Republish(30.0, RATE)),
+        (pending(), Paused(0.5, 0.51, 99), True, StartAt(NOW + 0.51, 99)),
+        (pending("wait"), Paused(30.0), False, Republish(30.0, RATE)),
+        (pending("wait"), Paused(0.5, 0.51, 99), False, StartAt(NOW + 0.51, 99)),
+        (pending("drop"), Paused(30.0), False, GiveUp("drop", RATE, 30.0)),
+        (pending(max_wait=30.0), Paused(30.0), True, Park(RATE, 30.0, since=7)),
+        (pending(max_wait=29.0), Paused(30.0), True, GiveUp("fail", RATE, 30.0)),
+        (pending(max_wait=29.0, overflow="later"), Paused(30.0), True, GiveUp("later", RATE, 30.0)),
+    ],
+)
+def test_its_upstream_has_refused_its_call(request_: Any, paused: Paused, parks: bool, action: Action) -> None:
+    assert put_back(request_, RATE, paused, NOW, since=7, parks=parks) == action

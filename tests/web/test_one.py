@@ -141,7 +141,7 @@ def test_a_change_is_made_and_said_and_noted(with_token: Server, limiter: Limite
     assert said["said"].startswith("was 100/s, burst 5 (code)\nnow 20/s, burst 5 by ann, on the page ")
     said = changed(with_token, verb="set", rate="20/s", burst="7")[1]
     assert said["said"].splitlines()[1].startswith("now 20/s, burst 7")
-    assert "paused until" in changed(with_token, verb="pause", **{"for": "1h30m"})[1]["said"]
+    assert "until" in changed(with_token, verb="pause", **{"for": "1h30m"})[1]["said"]
     assert changed(with_token, verb="resume")[1]["said"].splitlines()[1].startswith("now 20/s, burst 7 by")
     assert changed(with_token, verb="resume")[1]["said"].startswith("nothing to change: ")
     assert changed(with_token, verb="unset")[1]["said"].endswith("now 100/s, burst 5 (code)")
