@@ -51,12 +51,14 @@ def busiest(each: LimitStatus) -> tuple[int, int, str]:
 
 
 def rate_set_by(config: LimitConfig) -> str:
-    """The stored limit, its author, its end and the reason; ``""``: none is stored."""
+    """The stored limit, its author, end and reason, and the share in force after refused calls; ``""``: neither."""
+    share = f"adaptive: {config.share:.0%} of the rate now" if config.share < 1 else ""
     if config.stored is None:
-        return ""
+        return share
     until = f", {end_of('unset', config.until)}" if config.until else ""
     reason = f", {config.reason!r}" if config.reason else ""
-    return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}")
+    share = share and f", {share}"
+    return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}{share}")
 
 
 def shadow_set_by(config: LimitConfig) -> str:
@@ -70,7 +72,9 @@ def shadow_set_by(config: LimitConfig) -> str:
 
 def in_force_now(config: LimitConfig) -> str:
     """The rate in force of a limit and its author, its shadow and its pause."""
-    rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
+    rate = rate_set_by(config)
+    if config.stored is None:
+        rate = f"{unnamed(config.code)} (code)" + (rate and f", {rate}")
     if config.shadow:
         rate += f", in shadow {shadow_set_by(config)}"
     if not config.paused:

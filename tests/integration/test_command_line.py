@@ -18,7 +18,7 @@ from celery import Celery
 from kombu import Queue, pools
 
 from benchmarks.servers import Cluster
-from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
+from celery_ratelimit import Adaptive, Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.backlog.messages import Parked
@@ -223,7 +223,7 @@ def test_a_change_says_what_was_there_before(run: Run, app: Celery) -> None:
     config = limiter_of(app).config("stripe")
     assert config.until is not None
     assert (config.by, config.reason, round(config.until - config.since)) == ("ann", "slow", 600)
-    assert re.search("paused by .+ until it is resumed", run("pause", "stripe").output)
+    assert re.search("paused by .+ until resumed", run("pause", "stripe").output)
     assert "paused" not in run("resume", "stripe").output.splitlines()[1]
     assert run("unset", "stripe").output.splitlines()[1] == "stripe: now 100/s, burst 5 (code)"
     assert run("unset", "stripe").output == "stripe: nothing to change: 100/s, burst 5 (code)\n"
@@ -390,7 +390,7 @@ def test_explain_a_parked_task(run: Run, app: Celery) -> None:
     assert json.loads(run("explain", ids[10], "--json").output)["forecast"]["seconds"] is None
     said = run("explain", ids[10]).output
     assert said.endswith("When it will start is not known: paused until resumed.\n")
-    assert re.search("The limit is paused by .+ until it is resumed.\n", said)
+    assert re.search("The limit is paused by .+ until resumed.\n", said)
     assert " ?  " in run("status").output.splitlines()[3]
     assert run("parked", "stripe").output.splitlines()[1].endswith(" ?")
 
@@ -658,6 +658,16 @@ def test_tasks_that_the_broker_does_not_take_are_named_with_its_error(run: Run, 
     assert error in run("check", "--fleet").output
     (told,) = json.loads(run("status", "stripe", "--json").output)
     assert told["failures"][0]["error"] == "the broker has no such queue"
+
+
+def test_an_adaptive_limit_shows_the_share_that_is_in_force(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_quotas["stripe"] = Limit("100/s", name="stripe", adaptive=Adaptive(recover=3600))
+    run = command_line(app)
+    limiter_of(app).throttled("stripe", by="429 of task shop.charge")
+    assert "adaptive: 70% of the rate now" in run("status").output
+    assert "100/s (code), adaptive: 70% of the rate now" in run("resume", "stripe").output
+    assert "429 of task shop.charge  reduce" in run("history", "stripe").output
 
 
 def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:

@@ -181,7 +181,7 @@ def test_a_pause_without_an_end_has_no_number(app: Celery, run: Run) -> None:
     (id, *_) = park(app, "api", 40, task="call")
     run("pause", "api")
     assert status(app, "api").forecast.reason == "paused until resumed"
-    assert run("status").output.splitlines()[1].endswith("  ?          paused until resumed")
+    assert run("status").output.splitlines()[1].endswith(" until resumed")
     assert "When it will start is not known: paused until resumed." in run("explain", id).output
     assert metric(app, "api") is None
     assert "99999" not in run("status", "api").output + run("explain", id).output + run("parked", "api").output
@@ -208,7 +208,7 @@ def test_a_paused_key_counts_everywhere(app: Celery, run: Run) -> None:
         f"  key               {key}" for key in ("9", "8", "elsewhere")
     ]
     assert any("elsewhere: 50/s by ann" in line for line in lines)
-    assert any(re.search(r"9: 5/s \(code\), paused until \d", line) for line in lines)
+    assert any(re.search(r"9: 5/s \(code\), paused by .+ until \d", line) for line in lines)
     (told,) = json.loads(run("status", "tenant", "--json").output)
     assert (told["paused_keys"], told["rated_keys"], len(told["keys"])) == (1, 2, 3)
     limiter.resume("tenant", key="9")
