@@ -33,6 +33,7 @@ local FIRST_US, PROBES = 1000000, 10
 --!include change_config.lua
 --!include read_limits.lua
 --!include load_line_functions.lua
+--!include wake_idle_workers.lua
 
 local began, ends, lasted = match(call('GET', REFUSED) or '', '^(%d+) (%d+) (%d+)$')
 if began then
@@ -70,6 +71,7 @@ if until_us > max(now, config.paused) then
     pause_until(until_us)
     paused = pause
     keep_config('throttled')
+    if pause > SHORT_US then ring(REFUSED) end -- workers give up permits that are good during the pause
     call('SET', REFUSED, format('%d %d %d', now, until_us, lasts), 'PX', int(ceil((pause + HOUR_US) / 1000)))
 end
 

@@ -7,7 +7,7 @@ If two copies of a message may exist, the store decides which of them may run. S
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -75,9 +75,9 @@ class Backlog:
         """See :meth:`StoreRunner.memory`."""
         return self._asker.memory() if self.can_park else (0, 0)
 
-    def bell(self) -> Bell:
-        """The bell that rings when a limit without parked tasks gets its first ones."""
-        return Bell(self._asker.client, self._asker.prefix)
+    def bell(self, on_ring: Callable[[str | None], None] | None = None) -> Bell:
+        """The bell that rings when a limit without parked tasks gets its first ones, or an upstream pauses a limit."""
+        return Bell(self._asker.client, self._asker.prefix, on_ring=on_ring)
 
     # -- In --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from .._celery import Worker
@@ -47,6 +47,7 @@ class ReturnScheduler:
         occupied: buckets in which tasks are known to be parked.
         memory: whether the store has memory for parked tasks.
         rescheduler: makes buckets due earlier after a change.
+        on_ring: called in another thread with what the store's bell says, see ``lua/include/wake_idle_workers.lua``.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class ReturnScheduler:
         self.memory = StoreMemory(parking)
         self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, GateRequest]] = deque()
-        self._bell = parking.bell()
+        self.on_ring: Callable[[str | None], None] = lambda said: None
+        self._bell = parking.bell(lambda said: self.on_ring(said))
         self._polls = PollTimer(worker, outage, calls, self._poll, self._pause, self._may_poll)
         self._polled_at, self._polls_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last

@@ -25,13 +25,14 @@ from ..errors import StoreFull
 from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
 from ..limiter.upstream_methods import LONGEST_RETRY_AFTER, Paused
+from ..store.keys import bucket_key
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import asked
 from .actions import AGAIN
 from .deduplication import Deduplication, coalesce_key
 from .flow_control import HeldRequests
 from .reporting import Reporter, ThrottleReport
-from .request import PendingRequest
+from .request import PendingRequest, State
 from .request_queue import LimitQueue
 from .request_queues import RequestQueues
 from .request_resources import RequestResources
@@ -83,6 +84,7 @@ class UpstreamReturns:
         self._worker, self._asker, self._limits = worker, asker, limits
         self._attendant, self._outage, self._queues, self._prefetch = attendant, outage, queues, prefetch
         self._resources, self._dispatch = resources, dispatch
+        attendant.on_ring = self._hear
         self._reporter, self._deduplication = reporter, deduplication
 
     def put_back(self, request: Any, refusal: ReturnToBacklog) -> None:
@@ -115,6 +117,22 @@ class UpstreamReturns:
                 since = int(marker_in(pending.request.message).get("since") or pending.permit_at_us)
                 demand = pending.demands[0]
                 self._carry_out(pending, Park(demand, 0.0, since=since) if pending.parks else Republish(0.0, demand))
+
+    def _hear(self, said: str | None) -> None:
+        """In another thread: if an upstream has paused a limit for long, permits that were taken ahead are void."""
+        if said is not None and said.endswith(":refused"):
+            self._worker.timers.call_soon(self._worker.timers.guarded(partial(self._requeue_granted, said)))
+
+    def _requeue_granted(self, refused_key: str) -> None:
+        prefix, changed = self._asker.prefix, []
+        for limit_queue in self._queues:
+            keys = {bucket_key(prefix, name, each, "refused") for name, key in limit_queue.key for each in (key, "")}
+            granted = [pending for pending in limit_queue.due.in_order() if pending.state is State.GRANTED]
+            if granted and refused_key in keys:
+                for number, pending in enumerate(granted):
+                    self._resources.requeue(limit_queue, pending, behind=granted[:number])
+                changed.append(limit_queue)
+        self._dispatch(changed)
 
     def _pause(self, pending: PendingRequest, demand: LimitRequest, refusal: ReturnToBacklog) -> Paused:
         """Pause the limit. A store that does not answer pauses nothing; the task waits all the same."""

@@ -19,8 +19,8 @@ from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, assert_never_over, errors, until
 from tests.rabbitmq import Broker
 
-#: Seconds by which a permit may be taken ahead (``inline_wait``).
-AHEAD = 0.02
+#: Seconds by which a permit may be taken ahead.
+AHEAD = 0.1
 #: What a killed worker had comes again soon.
 REDELIVERED = {"visibility_timeout": 6, "unacked_restore_throttle": 1}
 SETTINGS = {
