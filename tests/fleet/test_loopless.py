@@ -99,7 +99,7 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
         consumer.on_task_request(SimpleNamespace(name="task", message=SimpleNamespace(), again=True))
         assert not rang.wait(0.2)
 
-    worker.intercept(come_in, on_end=print, on_message=print, on_error=print, on_revoked=print)
+    worker.intercept(come_in, on_end=print, on_message=print, on_error=print, on_revoked=print, on_refusal=print)
     try:
         consumer.on_task_request(SimpleNamespace(name="task", message=SimpleNamespace(), again=False))
         assert rang.wait(10)
@@ -110,7 +110,9 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
 def test_a_timer_that_sleeps_looks_often_for_what_was_set_meanwhile() -> None:
     """With Celery's own precision a timer is up to a second late."""
     consumer = a_consumer(timer := Timer(), is_green=False)
-    Worker(consumer).intercept(print, on_end=print, on_message=print, on_error=print, on_revoked=print)
+    Worker(consumer).intercept(
+        print, on_end=print, on_message=print, on_error=print, on_revoked=print, on_refusal=print
+    )
     assert timer.schedule.max_interval <= 0.01
 
 
