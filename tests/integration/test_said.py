@@ -107,7 +107,7 @@ def test_a_parked_task_and_its_lot_say_what_those_ahead_cost(
         fleet.start("-c", "1")
         until(lambda: [lot.parked for lot in fleet.parking_lots().lots()] == [20], 20, "parking")
         (lot,) = fleet.parking_lots().lots()
-        assert lot.drains_in == 100
+        assert lot.drains_in == pytest.approx(100, abs=5), "what has been refilled is not waited for"
         until(lambda: fleet.log().count(": parked, its turn is in") == 20, 10, "lines")
         turns = [float(turn) for turn in re.findall(r": parked, its turn is in (\S+) s", fleet.log())]
         assert len(results) == 21
