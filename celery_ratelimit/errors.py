@@ -6,7 +6,7 @@ a request that can never be granted, and a store that does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from typing import Any
 
 __all__ = [
@@ -132,23 +132,20 @@ class UpstreamThrottled(RateLimitError):
 
     @classmethod
     def from_response(cls, response: Any, *, limit: str | None = None, key: str | None = None) -> UpstreamThrottled:
-        """The error for a response of httpx, requests, aiohttp or botocore, or of any object with ``headers``."""
-        return cls(retry_after_of(response), limit, key)
+        """The error for a response of httpx, requests, aiohttp or botocore, or of any object with ``headers``.
+
+        ``retry_after`` is that of :func:`~celery_ratelimit.feedback.read_response`, a day at most: of ``Retry-After``,
+        else until a quota of which nothing is left is renewed.
+        """
+        from .feedback import read_response  # which imports this module
+
+        said = read_response(response, time.time(), max_pause=86_400.0)
+        return cls(said.retry_after or said.pause, limit, key)
 
     def __str__(self) -> str:
         limit = f" under limit {self.limit!r}" if self.limit is not None else ""
         said = "without saying for how long" if self.retry_after is None else f"for {self.retry_after:g} s"
         return f"the upstream has refused the call{limit}, {said}"
-
-
-def retry_after_of(response: Any) -> float | None:
-    """The seconds in a response's ``Retry-After``; ``None``: it has none that can be read."""
-    if isinstance(response, Mapping):  # botocore's
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    else:
-        headers = response.headers
-    said = next((str(value) for name, value in headers.items() if str(name).lower() == "retry-after"), "")
-    return float(said) if said.strip().isdecimal() else None
 
 
 class StoreUnavailable(RateLimitError):

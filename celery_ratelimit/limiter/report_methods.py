@@ -8,11 +8,13 @@ from typing import Any
 from ..feedback import MAX_PAUSE, Feedback, read_response
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..store.keys import short
 from .argument_checks import length_of
 from .limit_request import LimitRequest
 from .operation import Operation, limiter_method
 from .stored_settings import note_of
-from .upstream_methods import UpstreamMethods
+from .upstream_methods import MAX_PAUSE as LONGEST_UNSAID
+from .upstream_methods import UpstreamMethods, report_throttle
 
 __all__ = ["ReportMethods"]
 
@@ -33,7 +35,7 @@ class ReportMethods(UpstreamMethods):
         """Tighten a limit to what an upstream's response says: pause it, or take permits that the upstream lacks.
 
         A refusal (429; or 403, 503 or 529 with ``Retry-After``) pauses the limit for ``Retry-After``, else until its
-        quota is renewed, else for one interval of the limit. Any response that says that nothing is left pauses it
+        quota is renewed, else as :meth:`throttled` does. Any response that says that nothing is left pauses it
         until the quota is renewed. Where less is left than the bucket has, the bucket gets as little. A report never
         makes a limit looser, and shortens no pause.
 
@@ -77,13 +79,14 @@ class ReportMethods(UpstreamMethods):
     def _pause_as_said(
         self, name: str, key: str | None, limit: AnyLimit, said: Feedback, max_pause: float
     ) -> Operation[float]:
-        if said.pause is not None:
-            return (yield from self._pause_for(name, key, said.pause, f"upstream: status {said.status}"))
-        if said.is_refusal:  # for how long is not said
-            seconds = min(limit.interval or 1.0, max_pause)
-            return (yield from self._pause_for(name, key, seconds, f"upstream: status {said.status}, no time"))
-        return 0.0
-
-    def _pause_for(self, name: str, key: str | None, retry_after: float, reason: str) -> Operation[float]:
+        note = note_of(None, f"upstream: status {said.status}")
+        if said.is_refusal:
+            seconds = said.pause
+            if seconds is None and max_pause < LONGEST_UNSAID:
+                seconds = min(max(1.0, limit.interval), max_pause)
+            demand = LimitRequest(limit, name, short(key or ""))
+            return (yield from report_throttle(self._core, demand, note, seconds, None)).seconds
+        if said.pause is None:
+            return 0.0
         pause = self._core.settings.pause
-        return (yield from pause(name, key, length_of(retry_after, "retry_after"), note_of(None, reason))) / 1e6
+        return (yield from pause(name, key, length_of(said.pause, "retry_after"), note)) / 1e6

@@ -17,6 +17,7 @@ from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.fitting import WINDOWS
 from ..limits.limit import Limit
 from ..limits.rate import period_of
 from ..limits.stored import LimitConfig
@@ -55,6 +56,19 @@ class BucketStatus:
     retry_after: float
     waiting: int
     interval: float
+
+    @property
+    def window(self) -> float:
+        """Seconds of a window, whose permits may all be taken at its start; 0.0: the algorithm has none."""
+        has_window = getattr(self.config.in_force, "algorithm", "") in WINDOWS
+        return self.size * self.interval if has_window else 0.0
+
+    @property
+    def free(self) -> float:
+        """Permits that are there at once after :attr:`retry_after`, or when a pause ends: a burst."""
+        if not self.interval or getattr(self.config.in_force, "algorithm", "") == "leaky_bucket":
+            return 0.0
+        return max(0.0, min(self.size, self.remaining + self.config.paused / self.interval) - self.waiting)
 
 
 def bucket_statuses(

@@ -16,6 +16,8 @@ __all__ = ["Forecast", "Throughput", "forecast", "no_worker", "window"]
 BAND, MIN_BAND = 0.1, 1.0
 #: Seconds over which throughput is measured, at least and at most; and until a worker's counts are in the store.
 MIN_WINDOW, MAX_WINDOW, REPORTED_AFTER = 5.0, 60.0, 2.0
+#: Why nothing is known of a limit without a rate: the backlog is young, the limit is paused, or nothing is counted.
+UNMEASURED = f"how fast tasks start is known {MIN_WINDOW + REPORTED_AFTER:.0f} s later, by ratelimit_counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Throughput(NamedTuple):
         seconds: for which this was measured; 0.0: it was not.
         permits: taken in this time.
         allowed: permits a second that these lots were allowed; 0.0: not known, as under ``Concurrency``.
-        gap: longest time without a permit at full use, in seconds: a window's length.
+        gap: longest time without a permit at full use, in seconds.
         lots: parking lots that are served side by side.
         backlog: permits that their tasks cost.
         age: seconds for which the backlog has been there.
@@ -82,7 +84,8 @@ def forecast(permits: float, standing: BucketStatus, throughput: Throughput, hel
     """
     if held_up or standing.retry_after > NO_END:
         return Forecast(None, reason=held_up or "paused until resumed")
-    seconds, measured = standing.retry_after + permits * standing.interval, throughput
+    seconds = standing.retry_after + max(0.0, permits - max(0.0, standing.free - 1)) * standing.interval
+    measured = throughput
     if measured.decides:
         if not measured.permits:
             return Forecast(None, reason=f"no task has started for {length(measured.seconds)}")
@@ -97,8 +100,8 @@ def forecast(permits: float, standing: BucketStatus, throughput: Throughput, hel
             why = f"workers start {few_digits(per_second)}/s of {few_digits(measured.allowed)}/s allowed"
             return Forecast(seconds, error * seconds + MIN_BAND, limited_by=why if measured.allowed else "")
     elif not standing.interval:
-        return Forecast(None, reason=f"how fast tasks start is known {MIN_WINDOW + REPORTED_AFTER:.0f} s later")
-    return Forecast(seconds, BAND * seconds + MIN_BAND)
+        return Forecast(None, reason=UNMEASURED)
+    return Forecast(seconds, BAND * seconds + MIN_BAND + standing.window)
 
 
 def no_worker(queues: Sequence[str], stopped: Mapping[str, float]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, sqrt
 
 from ..backlog.fleet_registry import PublishFailure
 from ..backlog.messages import LotSnapshot
 from ..counts.shadow_report import ShadowReport
-from .bucket_status import BucketStatus
-from .forecast import Forecast, Throughput, forecast, window
+from .bucket_status import MIN_USE, BucketStatus
+from .forecast import REPORTED_AFTER, Forecast, Throughput, forecast, window
 
 __all__ = ["LimitStatus"]
 
@@ -81,7 +81,7 @@ class LimitStatus:
             return Forecast(None, reason="there are too many parking lots to read")
         code = self.standing.config.code
         cost = code.cost if code is not None and isinstance(code.cost, int) else 1
-        queued = 0 if self.by_key else cost * (self.queued or 0)
+        queued = 0 if self.by_key or self.state == "shadow" else cost * (self.queued or 0)
         standings = self.of_keys if self.by_key else {"": self.standing, **self.of_keys}
         known = [(lot, standings[lot.key]) for lot in self.parking_lots if lot.key in standings]
         if not known:
@@ -115,18 +115,34 @@ class LimitStatus:
 
     @property
     def age(self) -> float:
-        """Seconds since when the backlog, its rates and its pauses are as they are."""
+        """Seconds since when the backlog, its rates and its pauses are as they are. How long messages have been in
+        queues is not known: if no permit holds them up, the last seconds say how fast workers start them.
+        """
         changes = [each.config.changed for each in (self.standing, *self.of_keys.values())]
+        if self.queued and not self.parked and not self.by_key and self._lets_start:
+            return min(self.standing.now - max(changes), MIN_USE + REPORTED_AFTER)
         return self.standing.now - max(min([lot.oldest for lot, _ in self.served], default=inf), *changes)
 
-    def measured(self, permits: int) -> Throughput:
-        """The throughput, by the permits that were taken within the window of its age."""
-        seconds, served, standing = window(self.age), self.served, self.standing
+    @property
+    def _lets_start(self) -> bool:
+        """Whether a permit is free; of a limit without a rate, also if none is: workers say how soon one is."""
+        return self.state not in ("paused", "shadow") and (self.standing.free >= 1 or not self.standing.interval)
+
+    def measured(self, permits: int, lately: int, last: float) -> Throughput:
+        """The throughput, by the permits that were taken within the window of its age.
+
+        Or within the ``last`` seconds, if workers started clearly more: they were stopped before, or are more now.
+        """
+        seconds, served, standing, age = window(self.age), self.served, self.standing, self.age
+        if last < seconds and lately - 2 * sqrt(lately + 1) > permits * last / seconds:
+            permits, seconds, age = lately, last, last
         earlier = [each.interval for lot, each in served if lot.oldest <= standing.now - seconds]
-        allowed = sum(1 / interval for interval in earlier if interval)
+        allowed = sum(1 / interval for interval in (earlier if served else [standing.interval]) if interval)
+        if seconds and not served:
+            allowed += max(0.0, standing.free - 1) / seconds  # a burst that was not taken either
         backlog = sum(lot.cost for lot, _ in served) if len(served) > 1 else inf
-        gap, lots = standing.size * standing.interval, max(1, len(served))
-        return Throughput(seconds, permits, allowed, gap, lots, backlog, self.age)
+        gap, lots = max(standing.window, standing.interval), max(1, len(served))
+        return Throughput(seconds, permits, allowed, gap, lots, backlog, age if served else 0.0)
 
     @property
     def paused_until(self) -> float | None:

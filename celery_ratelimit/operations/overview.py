@@ -175,7 +175,8 @@ def _asking_keys_and_use(
     with_use = []
     for each, used, minute, permits in zip(found, taken[::3], taken[1::3], taken[2::3], strict=True):
         lately, share, in_minute = usage(each.standing, used, minute)
-        throughput = Throughput() if permits is None else each.measured(permits)
+        last = use_window(each.standing.config.in_force)
+        throughput = each.measured(permits, used, last) if permits is not None and used is not None else Throughput()
         with_use.append(replace(each, used=lately, share=share, used_in_minute=in_minute, throughput=throughput))
     return with_use
 

@@ -162,7 +162,38 @@ def test_a_limit_of_places_is_forecast_by_what_was_started(app: Celery, store: r
 def test_of_a_young_backlog_of_places_nothing_is_known(app: Celery, store: redis.Redis) -> None:
     park(app, "gpu", 20, task="train")
     started(store, "gpu", 5.0, 10)
-    assert status(app, "gpu").forecast.reason == "how fast tasks start is known 7 s later"
+    why = "how fast tasks start is known 7 s later, by ratelimit_counts"
+    assert status(app, "gpu").forecast.reason == why
+
+
+@pytest.mark.parametrize(("name", "task", "seconds"), [("gpu", "call", 100), ("api", "call", 100)])
+def test_messages_that_no_permit_holds_up_are_forecast_by_what_workers_start(
+    app: Celery, store: redis.Redis, name: str, task: str, seconds: float
+) -> None:
+    """They are at the broker, and none is parked: a limit of places, or workers that start less than is allowed."""
+    store.rpush("celery", *["message"] * 200)
+    backlog_of(app).register.attend("w1", ["celery"], [], 3600.0)
+    assert "no task has started for 10.0 s" in status(app, name).forecast.reason
+    started(store, name, 2.0, 20)
+    forecast = status(app, name).forecast
+    assert forecast.seconds == pytest.approx(seconds)
+    assert forecast.limited_by == ("workers start 2/s of 20/s allowed" if name == "api" else "")
+    started(store, name, 20.0, 20)
+    assert status(app, name).forecast.seconds == pytest.approx(10, abs=0.1), "all that is allowed"
+    if name == "api":
+        limiter_of(app).set_shadow("api", True)
+        assert status(app, name).forecast.seconds == 0, "no permit is needed"
+
+
+@pytest.mark.parametrize(("lately", "seconds", "limited_by"), [(20.0, 5, ""), (5.0, 20 + 15 * 2, "5/s of 20/s")])
+def test_workers_that_were_stopped_are_forecast_by_what_they_start_now(
+    app: Celery, store: redis.Redis, lately: float, seconds: float, limited_by: str
+) -> None:
+    park(app, "api", 100, task="call", ago=900.0)
+    started(store, "api", lately, 10)
+    forecast = status(app, "api").forecast
+    assert forecast.seconds == pytest.approx(seconds, abs=0.1)
+    assert limited_by in forecast.limited_by
 
 
 def test_keys_share_what_a_slow_fleet_starts(app: Celery, store: redis.Redis) -> None:

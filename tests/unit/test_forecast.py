@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,18 @@ from celery_ratelimit.operations.bucket_status import BucketStatus
 from celery_ratelimit.operations.forecast import Forecast, Throughput, forecast, no_worker, window
 
 
-def bucket(wait: float = 0.0, interval: float = 0.05, waiting: int = 0) -> BucketStatus:
-    config: Any = None
-    return BucketStatus(config, 1000.0, 0, 1, 0.0, wait, waiting, interval)
+def bucket(
+    wait: float = 0.0,
+    interval: float = 0.05,
+    waiting: int = 0,
+    *,
+    remaining: int = 0,
+    size: int = 1,
+    paused: float = 0.0,
+    algorithm: str = "token_bucket",
+) -> BucketStatus:
+    config: Any = SimpleNamespace(paused=paused, in_force=SimpleNamespace(algorithm=algorithm))
+    return BucketStatus(config, 1000.0, remaining, size, 0.0, wait, waiting, interval)
 
 
 NONE = Throughput()
@@ -48,7 +58,7 @@ def test_the_slower_of_limit_and_workers_decides(
     [
         (bucket(), NONE, "no worker consumes queue 'q'", "no worker consumes queue 'q'"),
         (bucket(wait=1e9), NONE, "", "paused until resumed"),
-        (bucket(interval=0.0), NONE, "", "how fast tasks start is known 7 s later"),
+        (bucket(interval=0.0), NONE, "", "how fast tasks start is known 7 s later, by ratelimit_counts"),
         (bucket(), Throughput(60.0, 0, 20.0), "", "no task has started for 1 min"),
     ],
 )
@@ -58,6 +68,26 @@ def test_where_none_can_be_known_there_is_a_reason(
     found = forecast(3, standing, throughput, held_up)
     assert found == Forecast(None, reason=reason)
     assert str(found) == f"not known: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("standing", "seconds", "band"),
+    [
+        (bucket(remaining=61, size=61), 2.0, 1.2),
+        (bucket(remaining=61, size=61, waiting=20), 3.0, 1.3),
+        (bucket(remaining=10, size=60, waiting=20), 5.0, 1.5),
+        (bucket(remaining=11, size=61, paused=1.0, wait=1.0), 4.5, 1.45),  # 31 when the pause ends
+        (bucket(remaining=10, size=61, paused=99.0, wait=99.0), 101.0, 11.1),
+        (bucket(remaining=60, size=60, algorithm="leaky_bucket"), 5.0, 1.5),  # room to wait, and no permits
+        (bucket(remaining=0, size=60, wait=2.0, algorithm="fixed_window"), 7.0, 1.7 + 3.0),
+        (bucket(remaining=60, size=60, algorithm="sliding_log"), 2.05, 1.205 + 3.0),
+    ],
+)
+def test_permits_of_a_burst_are_there_at_once_and_a_window_is_not_even(
+    standing: BucketStatus, seconds: float, band: float
+) -> None:
+    found = forecast(100, standing, NONE)
+    assert (found.seconds, found.band) == (pytest.approx(seconds), pytest.approx(band))
 
 
 def test_what_may_be_wrong_grows_with_the_wait_and_with_fewer_permits_that_were_measured() -> None:
