@@ -80,7 +80,7 @@ def _fakes(wait: int) -> dict[tuple[Any, str], Any]:
     return {
         (Operations, "decide"): decide,
         (ChargeMethods, "_charge"): lambda limiter, demands: (yield from ()),
-        (ReportMethods, "_pause_for"): pause_for,
+        (ReportMethods, "_pause_as_said"): pause_for,
         (Operations, "reset"): lambda core, demands, note: (yield from ()),
         (Operations, "takes_one_script"): lambda core, demands: False,
         (PermitMethods, "_acquire_and_count"): acquire,

@@ -82,8 +82,9 @@ class ReportMethods(UpstreamMethods):
         note = note_of(None, f"upstream: status {said.status}")
         if said.is_refusal:
             seconds = said.pause
-            if seconds is None and max_pause < LONGEST_UNSAID:
-                seconds = min(max(1.0, limit.interval), max_pause)
+            first = max(1.0, limit.interval)
+            if seconds is None and max_pause < max(first, LONGEST_UNSAID):
+                seconds = min(first, max_pause)
             demand = LimitRequest(limit, name, short(key or ""))
             return (yield from report_throttle(self._core, demand, note, seconds, None)).seconds
         if said.pause is None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
+from celery_ratelimit.limiter import upstream_methods
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT, Clock
@@ -34,6 +35,11 @@ ONLY_PAUSED = [
 LEAKY = Limit("10/s", algorithm="leaky_bucket", name="api")
 API = LOWERED[0]
 of_each = {"argnames": "limit", "ids": lambda limit: f"{limit.method} {getattr(limit, 'debt', 0)}"}
+
+
+@pytest.fixture(autouse=True)
+def _without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_methods, "JITTER", 0.0)
 
 
 def response(status: int = 200, **headers: Any) -> SimpleNamespace:
@@ -152,9 +158,9 @@ def test_a_limit_in_shadow_and_places_lose_nothing(frozen: Limiter, store: redis
         (response(403, retry_after=5), 5.0),
         (response(200, retry_after=5), 0.0),
         (response(503), 0.0),
-        (response(429), 0.1),
-        (response(429, retry_after=0), 0.1),
-        (response(429, retry_after=-9), 0.1),
+        (response(429), 1.0),
+        (response(429, retry_after=0), 1.0),
+        (response(429, retry_after=-9), 1.0),
         (response(429, retry_after=10**8), 3600.0),
         (response(429, x_ratelimit_remaining=0, x_ratelimit_reset=7), 7.0),
         (left(0, x_ratelimit_reset=7), 7.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from email.utils import formatdate
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_ratelimit import ConfigurationError
+from celery_ratelimit import ConfigurationError, UpstreamThrottled
 from celery_ratelimit.feedback import Feedback, read_headers, read_response
 
 from .feedback_headers import RESPONSES, Recorded
@@ -209,3 +210,10 @@ def test_long_headers_are_read_in_linear_time() -> None:
     for value in values:
         for name in ("ratelimit", "ratelimit-policy", "retry-after", "x-ratelimit-remaining", value[:100]):
             check(read_headers([(name, value)] * 100, NOW), 3600.0)
+
+
+def test_an_error_of_a_response_reads_it_as_the_others_do() -> None:
+    dates = {"Date": formatdate(NOW, usegmt=True), "Retry-After": formatdate(NOW + 7, usegmt=True)}
+    said = SimpleNamespace(status_code=429, headers=dates)
+    assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7
+    assert UpstreamThrottled.from_response(SimpleNamespace(status_code=429, headers={})).retry_after is None
