@@ -19,8 +19,8 @@ from .errors import (
     StoreMisconfigured,
     StoreUnavailable,
     Throttled,
-    UpstreamThrottled,
 )
+from .feedback import UpstreamThrottled
 from .limiter.limiter import Limiter
 from .limiter.limiter_base import LimiterBase
 from .limits.adaptive import Adaptive

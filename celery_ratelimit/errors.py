@@ -6,7 +6,6 @@ a request that can never be granted, and a store that does not answer.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "StoreMisconfigured",
     "StoreUnavailable",
     "Throttled",
-    "UpstreamThrottled",
     "shown",
 ]
 
@@ -110,42 +108,6 @@ class Throttled(RateLimitError):
         if self.max_parked is not None:
             beyond = f", and {self.max_parked} tasks wait already (max_parked)"
         return f"throttled by limit {self.limit!r}{key}: a permit is free in {self.retry_after:.3f} s{beyond}"
-
-
-class UpstreamThrottled(RateLimitError):
-    """Raise it in a task whose upstream has refused a call, usually with status 429: the limit is paused for the fleet,
-    and the task goes back to the head of its backlog, neither failed nor retried.
-
-    Outside of a worker it is an ordinary error.
-
-    Args:
-        retry_after: seconds for which the upstream wants no calls. ``None``, or 0 and less: it has not said, and the
-            pause doubles while calls are refused.
-        limit: name of the limit to pause. Default: the only one of the task that is no :class:`Concurrency`.
-        key: pauses only the bucket of this key, of a limit with keys; ``""``: the whole limit. Default: the task's own
-            bucket.
-    """
-
-    def __init__(self, retry_after: float | None = None, limit: str | None = None, key: str | None = None) -> None:
-        super().__init__(retry_after, limit, key)
-        self.retry_after, self.limit, self.key = retry_after, limit, key
-
-    @classmethod
-    def from_response(cls, response: Any, *, limit: str | None = None, key: str | None = None) -> UpstreamThrottled:
-        """The error for a response of httpx, requests, aiohttp or botocore, or of any object with ``headers``.
-
-        ``retry_after`` is that of :func:`~celery_ratelimit.feedback.read_response`, a day at most: of ``Retry-After``,
-        else until a quota of which nothing is left is renewed.
-        """
-        from .feedback import read_response  # which imports this module
-
-        said = read_response(response, time.time(), max_pause=86_400.0)
-        return cls(said.retry_after or said.pause, limit, key)
-
-    def __str__(self) -> str:
-        limit = f" under limit {self.limit!r}" if self.limit is not None else ""
-        said = "without saying for how long" if self.retry_after is None else f"for {self.retry_after:g} s"
-        return f"the upstream has refused the call{limit}, {said}"
 
 
 class StoreUnavailable(RateLimitError):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from .errors import ConfigurationError, shown
+from .errors import ConfigurationError, RateLimitError, shown
 
-__all__ = ["MAX_PAUSE", "Feedback", "read_headers", "read_response"]
+__all__ = ["MAX_PAUSE", "Feedback", "UpstreamThrottled", "read_headers", "read_response"]
 
 #: Seconds. A wrong header stops calls for an hour at most; a right one that asks for more costs one call an hour.
 MAX_PAUSE = 3600.0
@@ -133,6 +134,40 @@ def read_response(response: Any, now: float, *, unit: str = "requests", max_paus
     else:
         raise ConfigurationError(f"{shown(response)} has no headers: pass a response, or an error with its response")
     return replace(read_headers(headers, now, unit=unit, max_pause=max_pause), status=status)
+
+
+class UpstreamThrottled(RateLimitError):
+    """Raise it in a task whose upstream has refused a call, usually with status 429: the limit is paused for the fleet,
+    and the task goes back to the head of its backlog, neither failed nor retried.
+
+    Outside of a worker it is an ordinary error.
+
+    Args:
+        retry_after: seconds for which the upstream wants no calls. ``None``, or 0 and less: it has not said, and the
+            pause doubles while calls are refused.
+        limit: name of the limit to pause. Default: the only one of the task that is no :class:`Concurrency`.
+        key: pauses only the bucket of this key, of a limit with keys; ``""``: the whole limit. Default: the task's own
+            bucket.
+    """
+
+    def __init__(self, retry_after: float | None = None, limit: str | None = None, key: str | None = None) -> None:
+        super().__init__(retry_after, limit, key)
+        self.retry_after, self.limit, self.key = retry_after, limit, key
+
+    @classmethod
+    def from_response(cls, response: Any, *, limit: str | None = None, key: str | None = None) -> UpstreamThrottled:
+        """The error for a response of httpx, requests, aiohttp or botocore, or of any object with ``headers``.
+
+        ``retry_after`` is that of :func:`read_response`, a day at most: of ``Retry-After``,
+        else until a quota of which nothing is left is renewed.
+        """
+        said = read_response(response, time.time(), max_pause=86_400.0)
+        return cls(said.retry_after or said.pause, limit, key)
+
+    def __str__(self) -> str:
+        limit = f" under limit {self.limit!r}" if self.limit is not None else ""
+        said = "without saying for how long" if self.retry_after is None else f"for {self.retry_after:g} s"
+        return f"the upstream has refused the call{limit}, {said}"
 
 
 def _by_name(headers: Any) -> dict[str, list[str]]:

@@ -9,7 +9,8 @@ from typing import Any
 from celery.utils.imports import symbol_by_name
 
 from .._celery import ReturnToBacklog, requests
-from ..errors import STORE_TROUBLES, ConfigurationError, UpstreamThrottled, shown
+from ..errors import STORE_TROUBLES, ConfigurationError, shown
+from ..feedback import UpstreamThrottled
 from ..limiter.limit_request import LimitRequest
 from ..limiter.stored_settings import LONGEST, note_of
 from ..limiter.sync_store import StoreRunner
