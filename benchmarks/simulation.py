@@ -576,8 +576,9 @@ class Fleet:
 
     def _park(self, app: Celery) -> Backlog:
         parking: Any = Backlog(self.limiter, "fleet", 3600.0)
-        # Nobody hears it: whoever is idle asks each second.
-        parking.bell = lambda: SimpleNamespace(has_rung=lambda: True, listen=lambda: None, close=lambda: None)
+        # No simulated worker hears the bell: an idle worker asks each second.
+        bell = SimpleNamespace(has_rung=lambda: True, listen=lambda: None, close=lambda: None)
+        parking.bell = lambda on_ring=None: bell
         self._parking.append(parking)
         return parking
 
