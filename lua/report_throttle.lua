@@ -85,17 +85,8 @@ us, more = advance(limit, limit.tat, limit.rem, limit.cost)
 local at = max(now, algorithms.token_bucket.admission(limit, us, more))
 local takes = TAKES and limit.extra >= -1 and at <= now + SHORT_US
 if takes then
-    -- It has the first permit after the pause, and all that wait come so much later: each slot stays in its order, and is not missed.
+    -- It has the first permit after the pause. Tasks that come for their slots find none, and move all slots behind theirs.
     limit.tat, limit.rem, limit.newest = us, more, max(limit.newest, at)
-    local slots = call('ZRANGEBYSCORE', limit.slots_key, '(' .. int(tat), '+inf', 'WITHSCORES')
-    us, more = advance(limit, us, more, limit.cost)
-    local by = slots[2] and us + min(1, more) - slots[2] or 0
-    if by > 0 then
-        call('ZREMRANGEBYSCORE', limit.slots_key, '-inf', '(0') -- the gaps
-        for i = 1, #slots, 2 do call('ZADD', limit.slots_key, int(slots[i + 1] + by), slots[i]) end
-        limit.cursor = slots[#slots] + by
-        call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
-    end
 end
 if limit.tat ~= tat or limit.rem ~= rem then limit.algorithm.write(limit, now) end
 return {int(paused), int(takes and at - now or -1), int(takes and at or 0)}

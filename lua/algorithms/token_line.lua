@@ -111,6 +111,26 @@ local function find(limit, at)
     end
 end
 
+-- The bucket is not free at the slot of the request: it goes behind those that stood before it, and may still come.
+local function come_late(limit, now)
+    local before = limit.passes and 0
+        or call('ZCOUNT', limit.slots_key, '(' .. int(max(0, now - GRACE_US)), '(' .. int(limit.owner))
+    local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
+    limit.late = us + min(1, rem)
+end
+
+-- The slots behind the one that the request had come later, in their order, if the first of them has to: its request needs permits
+-- after a tat of (us, rem).
+local function move_back(limit, us, rem)
+    local slots = call('ZRANGEBYSCORE', limit.slots_key, '(' .. int(limit.owner), '+inf', 'WITHSCORES')
+    us, rem = advance(limit, us, rem, limit.cost)
+    local by = slots[2] and us + min(1, rem) - slots[2] or 0
+    if by <= 0 then return end
+    call('ZREMRANGEBYSCORE', limit.slots_key, '-inf', '(0') -- the gaps
+    for i = 1, #slots, 2 do call('ZADD', limit.slots_key, int(slots[i + 1] + by), slots[i]) end
+    limit.cursor = slots[#slots] + by
+end
+
 -- Pass one, where requests wait: sets limit.grant and limit.behind, whether others come first.
 function token_bucket.join(limit, now, id)
     read_line(limit, now, id)
@@ -147,26 +167,14 @@ end
 function token_bucket.reserve(limit, now, id, joint, latest)
     local mine = limit.owner and limit.owner - limit.tolerance - limit.lead
     if mine and mine > now then return max(mine, joint) end -- came early: its slot stands
-    if mine and limit.passes then
-        limit.late = limit.tat + min(1, limit.rem)
-    elseif mine and limit.tail then -- important calls have gone before it: it keeps its place, and is told when it has its turn now
-        local before = call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
-        local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
-        limit.late = us + min(1, rem)
-        us, rem = advance(limit, limit.late, 0, limit.cost)
-        local by = us + min(1, rem) - limit.owner
-        if by > GRACE_US / 2 then -- all that wait come so much later: their slots move before they would seem to be overdue
-            local slots = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES')
-            for i = 1, #slots, 2 do call('ZADD', limit.slots_key, int(slots[i + 1] + by), slots[i]) end
-            limit.cursor = limit.cursor + by
-            call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
-            token_bucket.write(limit, now)
-        end
-        return (find(limit, joint))
-    end
+    if mine then come_late(limit, now) end
     local slot, us, score, score_rem, from, gap, to = find(limit, joint)
     if id == '' or slot > latest then
         return slot == now and limit.behind and limit.patience or slot
+    end
+    if mine and not limit.passes then
+        if limit.tail and score - limit.owner <= GRACE_US / 2 then return slot end -- important calls go before it all the time
+        move_back(limit, score, score_rem)
     end
     score = score + min(1, score_rem)
     if gap then
@@ -221,11 +229,7 @@ if NUMBER > 1 then
         local mine = token_bucket.due(limit)
         if mine and mine > now and mine >= at then return mine end
         limit.last = last
-        if mine then
-            local before = limit.passes and 0 or call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
-            local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
-            limit.late = us + min(1, rem)
-        end
+        if mine then come_late(limit, now) end
         return (find(limit, at))
     end
 

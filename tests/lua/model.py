@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from celery_ratelimit import Decision
@@ -292,8 +292,19 @@ class View:
     def _come_late(self) -> None:
         if self.slot is not None:
             mine = self.slot + floor(self.depth) + floor(self.price - self.needed)
-            before = 0 if self.passes else sum(score < mine for score in self.bucket.line.values())
+            since = max(0, self.now - GRACE)  # those before are overdue
+            before = 0 if self.passes else sum(since < score < mine for score in self.bucket.line.values())
             self.late = ceil(self.bucket.full_at + before * self.price)
+
+    def _move_back(self, end: Fraction) -> None:
+        """The slots behind its own come later, if the first of them has to: behind ``end``."""
+        bucket = self.bucket
+        behind = {member: score for member, score in bucket.line.items() if score > bucket.line[self.id]}
+        by = ceil(end + self.price) - min(behind.values(), default=inf)
+        if by > 0:
+            bucket.gaps = {}
+            bucket.line |= {member: score + int(by) for member, score in behind.items()}
+            bucket.end += int(by)
 
     def claim(self, at: int) -> bool:
         """Keeps the slot. False: it stood there already."""
@@ -337,20 +348,17 @@ class View:
         """The slot that is proposed, and whether it was kept."""
         if self.slot is not None and self.slot > self.now:
             return max(joint, self.slot), False  # it came early: its slot stands
-        if self.slot is not None and self.tail is not None:
-            self._come_late()
-            if not self.passes:  # it keeps its place; all that wait are moved once they are late for long
-                assert self.late is not None
-                by = ceil(self.late + self.price) - self.bucket.line[self.id]
-                if by > GRACE / 2:
-                    self.bucket.line = {member: score + by for member, score in self.bucket.line.items()}
-                    self.bucket.end += by
-                return self._find(joint)[0], by > GRACE / 2
+        self._come_late()
         slot = self._find(joint)[0]
         if self._beyond(slot) and self.slot is None:
             self.full = True
             return max(slot - (self.queue or 0), self.now + 1), False
-        if self.id and slot <= latest:  # who came late is in the queue still
+        if self.id and slot <= latest:  # one that came late is in the queue still
+            if self.slot is not None and not self.passes:
+                base = self._find(joint)[1]
+                if self.tail is not None and ceil(base + self.price) - self.bucket.line[self.id] <= GRACE / 2:
+                    return slot, False  # important calls go before it all the time
+                self._move_back(base + self.price)
             return slot, self.claim(slot)
         if slot == self.now and self.behind:
             # There is enough even for the last in the line, but the first, who is due, goes first, until overdue.
