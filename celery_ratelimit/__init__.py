@@ -24,6 +24,7 @@ from .feedback import UpstreamThrottled
 from .limiter.limiter import Limiter
 from .limiter.limiter_base import LimiterBase
 from .limits.adaptive import Adaptive
+from .limits.breaker import Breaker
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adaptive",
     "AsyncLimiter",
+    "Breaker",
     "Concurrency",
     "ConfigurationError",
     "Decision",

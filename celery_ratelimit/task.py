@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from celery import Celery, Task
 
-from ._celery import call_on_error, requests
+from ._celery import call_when_body_ends, requests
+from .app.outcomes import report_outcome
 from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
@@ -41,7 +42,7 @@ class RateLimitedMixin:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         task = super().__new__(cls)
         if hasattr(task, "run"):
-            call_on_error(task, return_in_task)
+            call_when_body_ends(task, return_in_task, report_outcome)
         return task
 
     @classmethod

@@ -18,7 +18,7 @@ from .publisher import publish_on
 from .pydantic_arguments import Models, models_of
 from .requests import PERMIT
 from .return_queues import MAX_RETURNED
-from .upstream_refusal import ReturnToBacklog, call_on_error
+from .upstream_refusal import ReturnToBacklog, call_when_body_ends
 from .worker import Worker
 from .worker_display import add_to_banner, show_revoked_state
 
@@ -33,7 +33,7 @@ __all__ = [
     "Worker",
     "add_to_banner",
     "broker_fingerprint",
-    "call_on_error",
+    "call_when_body_ends",
     "consumer_timeout_of",
     "default_queue_of",
     "fetch_messages",

@@ -21,7 +21,7 @@ from typing import Any
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore
 
-__all__ = ["ReturnToBacklog", "call_on_error", "refusal_in"]
+__all__ = ["ReturnToBacklog", "call_when_body_ends", "refusal_in"]
 
 
 class ReturnToBacklog(Ignore):
@@ -53,20 +53,27 @@ def refusal_in(args: Sequence[Any]) -> ReturnToBacklog | None:
     return error if isinstance(error, ReturnToBacklog) else None
 
 
-def call_on_error(task: Any, on_error: Callable[[Any, Exception], None]) -> None:
-    """Call ``on_error`` with the task and each error of its body, before ``autoretry_for`` sees it; once for a task."""
+def call_when_body_ends(
+    task: Any, on_error: Callable[[Any, Exception], None], on_end: Callable[[Any, Exception | None], None]
+) -> None:
+    """Call ``on_error`` with the task and each error of its body, before ``autoretry_for`` sees it. Unless it raises
+    another one, call ``on_end`` with the task and the error; with ``None`` if the body has returned. Once for a task.
+    """
     name = "_orig_run" if hasattr(task, "_orig_run") else "run"
     body = getattr(task, name)
-    if hasattr(body, "ratelimit_calls_on_error"):
+    if hasattr(body, "ratelimit_watches"):
         return
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return body(*args, **kwargs)
+            returned = body(*args, **kwargs)
         except Exception as error:
             on_error(task, error)
+            on_end(task, error)
             raise
+        on_end(task, None)
+        return returned
 
-    run.ratelimit_calls_on_error = True  # type: ignore[attr-defined]
+    run.ratelimit_watches = True  # type: ignore[attr-defined]
     setattr(task, name, run)

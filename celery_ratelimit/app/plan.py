@@ -70,6 +70,11 @@ class Plan:
         return any(limit.priority_reserve is not None for limit in self.limits)
 
     @cached_property
+    def has_breaker(self) -> bool:
+        """Whether the ends of tasks matter, because a limit has a breaker."""
+        return any(getattr(limit, "breaker", None) is not None for limit in self.limits)
+
+    @cached_property
     def parks(self) -> bool:
         """Whether a throttled task may be parked. A leaky bucket with a capacity is a queue itself."""
         return self.policy.throttle == "retry" and not any(

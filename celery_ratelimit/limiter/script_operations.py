@@ -43,7 +43,7 @@ class LimiterScripts:
         self.add_counts, self.read_counts = script("add_counts"), script("read_counts")
         self.recent_usage = script("recent_usage")
         self.simulate_shadow, self.set_shadow = script("simulate_shadow"), script("set_shadow")
-        self.reduce_rate = script("reduce_rate")
+        self.reduce_rate, self.report_outcomes = script("reduce_rate"), script("report_outcomes")
         self.change_history, self.limit_levels = script("change_history"), script("limit_levels")
 
 

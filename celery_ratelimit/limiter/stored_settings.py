@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, shown
 from ..limits.adaptive import Adaptive
 from ..limits.any_limit import AnyLimit
+from ..limits.breaker import Breaker
 from ..limits.concurrency import NO_SHADOW, Concurrency
 from ..limits.priority_reserve import MILLION
 from ..limits.stored import Change, LimitConfig, Stored, WeightConfig, limit_stored, limit_to_store
 from ..limits.weights import USUAL, check_weight
 from ..store.keys import (
     bucket_key,
+    bucket_keys,
     changes_key,
     config_keys,
     escape,
@@ -38,6 +40,7 @@ from .read_settings import read_config, read_stored
 from .script_calls import call_of
 
 if TYPE_CHECKING:
+    from .limit_request import LimitRequest
     from .script_operations import LimiterScripts
     from .shadow import KnownShadows
 
@@ -48,7 +51,7 @@ LONGEST = 200
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {
     *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
-    *("max_parked", "adaptive", "resume_over"),
+    *("max_parked", "adaptive", "breaker", "resume_over"),
 }
 
 
@@ -116,6 +119,26 @@ class SettingOperations:
         """
         values = (granted or 0, *adaptive.wire(), note, short(key or ""))
         return int((yield from _reply(self._scripts.reduce_rate, self._changes(name, key), values))) / MILLION
+
+    def report_outcomes(
+        self, demand: LimitRequest, breaker: Breaker, succeeded: int, failed: bool, granted: int, note: str
+    ) -> Operation[bool]:
+        """Tasks under a limit with a breaker have ended. Returns whether the breaker is open.
+
+        Args:
+            demand: the limit request of the last task.
+            succeeded: tasks since the last report, before the one that failed.
+            failed: whether the last task has failed.
+            granted: when its permit was good, in microseconds of the store's clock; 0: not known.
+        """
+        period, size = round(breaker.half_open_every * 1e6), demand.limit.size
+        rate = {"rate": f"{demand.cost} per {breaker.half_open_every:g} s", "burst": size}
+        slow = json.dumps({"limit": rate, **json.loads(note)})
+        values = (succeeded, int(failed), granted, breaker.open_after, demand.cost, period, size, slow, demand.key)
+        outcomes = bucket_key(self.prefix, demand.name, demand.key, "outcomes")
+        bucket = bucket_keys(self.prefix, demand.name, demand.key, demand.limit.method)
+        keys = (*self._changes(demand.name, demand.key), outcomes, *bucket)
+        return bool((yield from _reply(self._scripts.report_outcomes, keys, values)) == 1)
 
     def config(self, name: str, key: str | None, code: AnyLimit | None) -> Operation[LimitConfig]:
         """A limit's stored settings, beside ``code``, the limit as the code here has it."""

@@ -18,6 +18,7 @@ from .any_limit import (
     check_shadow,
     is_number,
 )
+from .breaker import Breaker, breaker_of
 from .fitting import WINDOWS, check_exact, check_room_for_costs
 from .limit_options import check_options
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
@@ -76,6 +77,8 @@ class Limit(AnyLimit):
             priorities higher than its own. Calls of all priorities share the whole rate.
         adaptive: token bucket: ``True``, or an :class:`Adaptive`: the rate falls where the upstream refuses calls, and
             recovers. ``docs/upstream.md``.
+        breaker: ``True``, or a :class:`Breaker`: while tasks fail, one at a time tries, and the rest waits in the
+            backlog. ``docs/upstream.md``.
         capacity: leaky bucket: how many calls may wait. If the queue is full, a call is refused at once
             (``Decision.queue_full``), and a task is handled by its ``overflow``. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are UTC days), or ``"first"``: a window
@@ -118,6 +121,7 @@ class Limit(AnyLimit):
     resume_over: float = 0.0
     priority_reserve: Any = None
     adaptive: Any = None
+    breaker: Any = None
     capacity: int | None = None
     align: str = "clock"
     sub_windows: int = 10
@@ -144,6 +148,7 @@ class Limit(AnyLimit):
         resume_over: float = 0.0,
         priority_reserve: Mapping[int, float] | PriorityReserve | None = None,
         adaptive: bool | Adaptive | None = None,
+        breaker: bool | Breaker | None = None,
         capacity: int | None = None,
         align: str = "clock",
         sub_windows: int = 10,
@@ -164,6 +169,7 @@ class Limit(AnyLimit):
         check_max_parked(who, max_parked)
         check_missing_key(who, missing_key, key)
         object.__setattr__(self, "adaptive", adaptive_of(who, adaptive))
+        object.__setattr__(self, "breaker", breaker_of(who, breaker))
         if algorithm not in ALGORITHMS:
             places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
             raise ConfigurationError(

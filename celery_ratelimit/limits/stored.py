@@ -168,7 +168,11 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         kept = ("key", "missing_key", "per_worker", "fair", "weights", "max_parked")
         ours = {each: getattr(code, each) for each in kept}
     if isinstance(code, Limit):
-        ours |= {"shadow": code.shadow, "adaptive": code.adaptive if _may_adapt(said) else None}
+        ours |= {
+            "shadow": code.shadow,
+            "adaptive": code.adaptive if _may_adapt(said) else None,
+            "breaker": code.breaker,
+        }
     if isinstance(code, Concurrency):
         ours["lease"] = code.lease
     try:

@@ -10,10 +10,11 @@ from typing import Any, NoReturn, TypeVar
 import click
 from celery import Celery, bootsteps
 
-from .._celery import Worker, add_to_banner, call_on_error, show_revoked_state
+from .._celery import Worker, add_to_banner, call_when_body_ends, show_revoked_state
 from ..app.app_limits import AppLimits
 from ..app.declared_limits import declare
 from ..app.observers import observers_of
+from ..app.outcomes import report_outcome
 from ..app.plan import node_of
 from ..app.settings import forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
@@ -70,7 +71,7 @@ class GateStep(bootsteps.StartStopStep):
                 return
             for task in list(app.tasks.values()):
                 upstream_errors_of(task)  # finds invalid ones early
-                call_on_error(task, return_if_refused)
+                call_when_body_ends(task, return_if_refused, report_outcome)
             add_to_banner(consumer.controller, "limits", limits_shown(app))
             worker = Worker(consumer)
             worker.broker.return_queue_for = settings.return_queue_for

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import signals
 
-from celery_ratelimit import Concurrency, Limit, RateLimitedTask, UpstreamThrottled
+from celery_ratelimit import Breaker, Concurrency, Limit, RateLimitedTask, UpstreamThrottled
 from tests.apps.fleet import RATE, app, note, recorder
 
 __all__ = ["app"]
@@ -122,3 +122,21 @@ def added(results: list[list[int]]) -> int:
 @signals.task_retry.connect
 def write_end(**_: Any) -> None:
     recorder("hooks").note(1, time.time(), 0)
+
+
+@app.task(
+    name="fragile",
+    base=RateLimitedTask,
+    limits=Limit(RATE, name="fragile", breaker=Breaker(open_after=5, half_open_every=1, errors=(ConnectionError,))),
+    bind=True,
+    autoretry_for=(ConnectionError,),
+    default_retry_delay=0,
+    max_retries=30,
+)
+def fragile(self: Any, index: int) -> int:
+    """Fails while there is a file ``down``."""
+    recorder("calls").note(index, time.time(), self.request.retries)
+    if os.path.exists(f"{os.environ['TEST_RECORDS']}/down"):
+        raise ConnectionError("the upstream is down")
+    note(index)
+    return index

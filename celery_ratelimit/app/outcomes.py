@@ -1,0 +1,71 @@
+"""Reports how tasks under limits with a breaker end, from the process that runs them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from .._celery import requests
+from ..errors import STORE_TROUBLES
+from ..limiter.stored_settings import LONGEST, note_of
+from ..limits.breaker import Breaker
+from .kept import kept
+from .plan import plan_of
+from .state import limiter_of
+
+__all__ = ["report_outcome"]
+
+#: Seconds: a process reports successes of a limit no more often, unless its last task failed.
+_EVERY = 1.0
+
+
+@dataclass
+class _Outcomes:
+    """Of a bucket, in this process: successes since its last report, when that was, and whether it was a failure."""
+
+    succeeded: int = 0
+    reported_at: float = float("-inf")
+    failed: bool = False
+
+
+def report_outcome(task: Any, error: Exception | None) -> None:
+    """Tell the breakers of a task's limits that its body has ended; ``error``: how, ``None``: it has returned.
+
+    A store that does not answer is not told.
+    """
+    request = task.request
+    permit = None if request.called_directly or request.is_eager else requests.permit_in(request)
+    plan = None if permit is None else plan_of(task, permit["queue"])
+    if permit is None or plan is None or not plan.has_breaker:
+        return
+    known: dict[tuple[str, str], _Outcomes] = kept(task.app, "outcomes", dict)
+    for demand in plan.demands(request.args, request.kwargs):
+        breaker = getattr(demand.limit, "breaker", None)
+        if breaker is None or demand.name in permit.get("shadow", ()):
+            continue
+        outcomes = known.setdefault((demand.name, demand.key), _Outcomes())
+        failed = error is not None and _has_failed(breaker, error)
+        if error is not None and not failed:
+            continue
+        now = time.monotonic()
+        outcomes.succeeded += not failed
+        if failed or outcomes.failed or now - outcomes.reported_at >= _EVERY:
+            succeeded, outcomes.succeeded = outcomes.succeeded, 0
+            outcomes.failed, outcomes.reported_at = failed, now
+            reason = f"its last task has succeeded: {task.name}" if error is None else f"upstream fails: {error!r}"
+            note = note_of("breaker", "".join(each for each in reason if each.isprintable())[:LONGEST])
+            asker, granted_at = limiter_of(task.app)._asker, permit["granted_at"]
+            report = asker.core.settings.report_outcomes(demand, breaker, succeeded, failed, granted_at, note)
+            with suppress(*STORE_TROUBLES):
+                asker.drive(report)
+
+
+def _has_failed(breaker: Breaker, error: Exception) -> bool:
+    """Whether a task that ends with this error has failed. ``Retry`` counts as the error that it is for."""
+    if isinstance(error, Retry):
+        return isinstance(error.exc, breaker.errors)
+    return isinstance(error, breaker.errors) and not isinstance(error, (Ignore, Reject))

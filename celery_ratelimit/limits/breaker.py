@@ -1,0 +1,61 @@
+"""When a limit lets only single tasks through, because the upstream of its tasks fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from .any_limit import is_number
+
+__all__ = ["Breaker", "breaker_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """A circuit breaker: while the upstream fails, one task tries at a time, and the rest waits in the backlog.
+
+    After ``open_after`` failures in a row the limit's rate is one call in ``half_open_every`` seconds, for the whole
+    fleet. The first task that succeeds brings the limit's own rate back.
+
+    Args:
+        open_after: failures in a row, at least 1.
+        half_open_every: seconds from one try to the next, 0.1 to 86,400.
+        errors: the errors that are failures. A task that ends with ``Retry`` because of one has failed, too.
+
+    Weaknesses: a process reports a success at most once a second, unless its last task failed. So a row may have
+    successes of other processes in it, up to a second old. Tries that take longer than ``half_open_every`` overlap, and
+    a limit with a burst that is not used up lets that many tasks try at first. If no task fails for an hour, the rate
+    comes back untried.
+    """
+
+    open_after: int = 10
+    half_open_every: float = 5.0
+    errors: tuple[type[BaseException], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if type(self.open_after) is not int or not 1 <= self.open_after <= 10**6:
+            raise ConfigurationError(f"Breaker: open_after={shown(self.open_after)} must be a whole number, 1 to 10^6")
+        if not is_number(self.half_open_every) or not 0.1 <= self.half_open_every <= 86_400:
+            raise ConfigurationError(
+                f"Breaker: half_open_every={shown(self.half_open_every)} must be seconds, 0.1 to 86400"
+            )
+        errors = self.errors if isinstance(self.errors, tuple) else (self.errors,)
+        if not errors or not all(isinstance(each, type) and issubclass(each, BaseException) for each in errors):
+            raise ConfigurationError(f"Breaker: errors={shown(self.errors)} must be classes of errors")
+        object.__setattr__(self, "errors", errors)
+
+
+def breaker_of(who: str, written: Any) -> Breaker | None:
+    """Read the option ``breaker=`` of a limit: True, False, ``None`` or a :class:`Breaker`.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    if isinstance(written, Breaker):
+        return written
+    if written is None or isinstance(written, bool):
+        return Breaker() if written else None
+    raise ConfigurationError(
+        f"{who}: breaker={shown(written)} must be True, False or a Breaker(open_after=…, half_open_every=…)"
+    )

@@ -1,0 +1,56 @@
+-- report_outcomes: tasks under a limit with a breaker have ended. After enough failures in a row the limit has the breaker's rate, until
+-- a task succeeds that has its permit since then.
+--
+-- The rate is stored as if a person had stored it, with an end; what people store goes first, and nothing opens or closes then.
+--
+-- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
+--        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
+--        6  outcomes: "<failures in a row> <us at which the breaker has stored its rate, or 0>"; 7  state; 8  slots
+-- ARGV   1  succeeded   whole, >= 0: tasks since the last report, before the one that failed
+--        2  failed      1: a task has failed; 0: none
+--        3  granted     us at which the permit of the last task was good; 0: not known
+--        4  most        whole, > 0: failures in a row that open the breaker
+--        5  count, 6 period, 7 size: of the breaker's token bucket, see include/read_limits.lua
+--        8  note        text: of the breaker's rate
+--        9  key         text: of the bucket; '' for the whole limit
+-- Reply  1 if the breaker is open now, else 0
+-- Writes outcomes, for an hour; config, history and key_settings where it opens and closes: an hour longer than the last failure;
+--        state and slots are gone when it opens
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, OUTCOMES, STATE, SLOTS = unpack(KEYS)
+local succeeded, failed, granted, MOST = ARGV[1] + 0, ARGV[2] == '1', ARGV[3] + 0, ARGV[4] + 0
+local count, period, size, NOTE, BUCKET = unpack(ARGV, 5, 9)
+--!include prelude.lua
+--!include now.lua
+--!include change_config.lua
+
+local failures, opened = match(call('GET', OUTCOMES) or '0 0', '^(%d+) (%d+)$')
+failures, opened = failures + 0, opened + 0
+local is_open = opened > 0 and config.method ~= '-' and config.since == opened
+if succeeded > 0 then failures = 0 end
+if is_open and not failed then
+    if granted > 0 and granted < opened then return 1 end -- it began before
+    config.method, config.since, config.expiry, config.note = '-', now, 0, ''
+    keep_config('unset')
+    tell()
+    is_open = false
+elseif failed then
+    failures = failures + 1
+    if is_open then
+        config.expiry = now + HOUR_US
+        write_config()
+        tell()
+    elseif failures >= MOST and config.method == '-' then
+        opened, is_open = now, true
+        config.method, config.count, config.period, config.size, config.extra = 'token_bucket', count, period, size, 0
+        config.since, config.expiry, config.note = now, now + HOUR_US, NOTE
+        call('UNLINK', STATE, SLOTS) -- else slots of the next second would lie a hundred tries ahead, and most of them come to nothing
+        keep_config('set')
+        tell()
+    end
+end
+if failures > 0 or is_open then
+    call('SET', OUTCOMES, format('%d %d', failures, is_open and opened or 0), 'PX', int(HOUR_US / 1000))
+else
+    call('DEL', OUTCOMES)
+end
+return is_open and 1 or 0

@@ -1,0 +1,126 @@
+"""A breaker on the frozen clock: failures in a row open it, the first success closes it."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.stored_settings import note_of
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import Clock
+
+from .frozen import FROZEN_STORE, expiries
+
+API = Limit("100/s", name="api", breaker=Breaker(open_after=3, half_open_every=5))
+FAILED, SUCCEEDED = (0, True), (1, False)
+
+
+@pytest.fixture
+def limiter(server: EmbeddedServer, clock: Clock) -> Limiter:
+    client = redis.Redis.from_url(server.url)
+    return Limiter(client, quotas={"api": API}, replace_includes={"now": FROZEN_STORE}, counts=False)
+
+
+def report(limiter: Limiter, *outcomes: tuple[int, bool], granted_at: int = 0, cost: int = 1) -> bool:
+    """Report successes and perhaps a failure after them; returns whether the breaker is open."""
+    is_open = False
+    for succeeded, failed in outcomes:
+        demand, note = LimitRequest(API, "api", "", cost), note_of("breaker", "upstream fails")
+        core = limiter._asker.core
+        assert API.breaker is not None
+        operation = core.settings.report_outcomes(demand, API.breaker, succeeded, failed, granted_at, note)
+        is_open = limiter._asker.drive(operation)
+    return is_open
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "is_open"),
+    [
+        ([FAILED] * 2, False),
+        ([FAILED] * 3, True),
+        ([FAILED, FAILED, SUCCEEDED, FAILED], False),
+        ([FAILED, FAILED, (5, True), FAILED], False),
+        ([FAILED, FAILED, (5, True), FAILED, FAILED], True),
+        ([FAILED] * 3 + [SUCCEEDED], False),
+        ([FAILED] * 3 + [SUCCEEDED, FAILED], False),
+        ([FAILED] * 9 + [(2, True)], True),
+    ],
+)
+def test_failures_in_a_row_open_it_and_a_success_closes_it(
+    limiter: Limiter, store: redis.Redis, clock: Clock, outcomes: list[tuple[int, bool]], is_open: bool
+) -> None:
+    assert report(limiter, *outcomes) is is_open
+    config = limiter.config("api")
+    shown = (str(config.in_force), config.by, config.reason)
+    assert shown == (("api: 1 per 5 s", "breaker", "upstream fails") if is_open else ("api: 100/s", "", ""))
+    left = {key: (at - clock.us) / 1e6 for key, at in expiries(store).items() if not key.endswith("history")}
+    assert all(0 < seconds <= 7200 for seconds in left.values()), "law 9"
+    assert {key for key in store.scan_iter("ratelimit:*") if not key.endswith("history")} == left.keys()
+
+
+def test_one_call_has_its_permit_in_each_interval_while_it_is_open(limiter: Limiter, clock: Clock) -> None:
+    assert limiter.acquire("api").allowed
+    report(limiter, *[FAILED] * 3)
+    granted = []
+    for tenth in range(200):
+        clock.set(clock.us + 100_000)
+        if limiter.acquire("api").allowed:
+            granted.append(tenth // 10)
+    assert len(granted) == 4
+    report(limiter, SUCCEEDED)
+    clock.advance(1)
+    assert limiter.acquire("api").allowed
+    assert limiter.acquire("api").retry_after == 0.01
+
+
+def test_a_success_of_a_call_that_began_before_does_not_close_it(limiter: Limiter, clock: Clock) -> None:
+    before = clock.us
+    clock.advance(1)
+    report(limiter, *[FAILED] * 3)
+    assert report(limiter, SUCCEEDED, granted_at=before)
+    assert not report(limiter, SUCCEEDED, granted_at=clock.us)
+
+
+def test_what_an_operator_has_stored_stays(limiter: Limiter, clock: Clock) -> None:
+    limiter.set_rate("api", "7/s")
+    assert not report(limiter, *[FAILED] * 5)
+    limiter.unset_rate("api")
+    assert report(limiter, FAILED)
+    clock.advance(1)
+    limiter.set_rate("api", "9/s")
+    assert not report(limiter, FAILED, SUCCEEDED)
+    assert limiter.config("api").in_force == Limit("9/s", name="api", breaker=API.breaker)
+
+
+def test_it_closes_untried_after_an_hour_without_a_failure(limiter: Limiter, clock: Clock) -> None:
+    report(limiter, *[FAILED] * 3)
+    clock.advance(3599)
+    report(limiter, FAILED)
+    clock.advance(3599)
+    assert limiter.config("api").by == "breaker"
+    clock.advance(2)
+    assert limiter.config("api").in_force == API
+
+
+def test_a_pause_goes_on_through_it(limiter: Limiter, clock: Clock) -> None:
+    limiter.pause("api", 60)
+    report(limiter, *[FAILED] * 3)
+    report(limiter, SUCCEEDED)
+    assert limiter.config("api").paused == 60
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"open_after": 0}, {"open_after": 1.5}, {"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}],
+)
+def test_an_impossible_breaker_is_an_error_that_names_the_option(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Breaker(**wrong)  # type: ignore[arg-type]
+
+
+def test_other_values_of_the_option_are_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"breaker=10 must be True, False or a Breaker"):
+        Limit("1/s", breaker=10)  # type: ignore[arg-type]
+    assert Limit("1/s", breaker=True).breaker == Breaker()
