@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["OUTCOMES", "STARTED", "Asked", "Observation", "Observer"]
+__all__ = ["OUTCOMES", "STARTED", "UPSTREAM", "Asked", "Observation", "Observer"]
 
 #: The outcomes with which a task starts.
 STARTED = ("acquired", "waited")
+#: What upstreams have caused, each with its letter in the counts of a minute: calls that were refused, pauses for which
+#: headers asked, and breakers that have opened.
+UPSTREAM = {"upstream_refused": "u", "upstream_header": "h", "breaker_opened": "b"}
 #: Every outcome that is counted; "refused" is a :class:`~celery_ratelimit.Limiter`'s.
-OUTCOMES = (*STARTED, "parked", "returned", "dropped", "failed", "diverted", "refused", "shadow", "store_error")
+OUTCOMES = (
+    *STARTED,
+    "parked",
+    "returned",
+    "dropped",
+    "failed",
+    "diverted",
+    "refused",
+    "shadow",
+    "store_error",
+    *UPSTREAM,
+)
 
 #: A request to one limit: its name, the bucket's key (``""``: a single bucket), and the permits.
 Asked = tuple[str, str, int]

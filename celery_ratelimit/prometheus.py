@@ -26,6 +26,7 @@ from .limiter.decision_counts import ask_counts
 from .limiter.operation import at_once
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
+from .observing import UPSTREAM
 from .operations.limit_status import LimitStatus
 from .operations.overview import asking_overview
 
@@ -130,11 +131,16 @@ def _counted(stats: Iterable[Stats]) -> Iterator[Metric]:
     )
     permits = CounterMetricFamily(f"{_PREFIX}_permits", "Permits that were taken.", labels=["limit"])
     errors = CounterMetricFamily(f"{_PREFIX}_store_errors", "Decisions that met no store.", labels=["limit"])
+    text = "Calls that upstreams refused, pauses by headers, and breakers that opened."
+    upstream = CounterMetricFamily(f"{_PREFIX}_upstream", text, labels=["limit", "what"])
     waits = HistogramMetricFamily(
         f"{_PREFIX}_wait_seconds", "From when a task or call was throttled until it started.", labels=["limit"]
     )
     for each in stats:
         for result, number in each.results.items():
+            if result in UPSTREAM:
+                upstream.add_metric([each.name, result], number)
+                continue
             requests.add_metric([each.name, result], number)
         permits.add_metric([each.name], each.permits)
         errors.add_metric([each.name], each.results["store_error"])
@@ -143,7 +149,7 @@ def _counted(stats: Iterable[Stats]) -> Iterator[Metric]:
             so_far += number
             buckets.append(("+Inf" if bound == float("inf") else str(bound), float(so_far)))
         waits.add_metric([each.name], buckets, each.waited)
-    yield from (requests, permits, errors, waits)
+    yield from (requests, permits, errors, upstream, waits)
 
 
 def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:

@@ -13,7 +13,7 @@ from ._celery import call_when_body_ends, requests
 from .app.outcomes import report_outcome
 from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
-from .errors import STORE_TROUBLES
+from .errors import STORE_TROUBLES, ConfigurationError
 from .limiter.argument_checks import actual_costs, check_actual
 from .without_gate import acquire_in_task, return_in_task
 from .worker.bootstep import install
@@ -64,13 +64,18 @@ class RateLimitedMixin:
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
-    def settle(self, actual_cost: int | Mapping[str, int], *, limit: str | None = None) -> bool:
+    def settle(
+        self, actual_cost: int | Mapping[str, int] | None = None, *, limit: str | None = None, **costs: int
+    ) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
 
-        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Returns False if nothing was charged: in a direct
+        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`; ``settle(tokens=1200)`` is the same as
+        ``settle({"tokens": 1200})``. Returns False if nothing was charged: in a direct
         call, in eager mode, or while the store was lost.
         """
-        return _settle(self, actual_cost, limit)
+        if costs and (actual_cost is not None or limit is not None):
+            raise ConfigurationError(f"settle({', '.join(costs)}): the costs name their limits: leave the others out")
+        return _settle(self, costs or actual_cost, limit)
 
 
 class RateLimitedTask(RateLimitedMixin, Task):
@@ -142,7 +147,9 @@ def _build_on_the_apps_own(cls: type) -> None:
         )
 
 
-def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) -> bool:
+def _settle(task: Any, actual_cost: int | Mapping[str, int] | None, limit: str | None) -> bool:
+    if actual_cost is None:
+        raise ConfigurationError(f"task {task.name!r}: settle() needs the actual cost, such as settle(tokens=1200)")
     request = task.request
     permit = requests.permit_in(request)
     plan = plan_of(task, permit["queue"]) if permit is not None else None

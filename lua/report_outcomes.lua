@@ -13,7 +13,7 @@
 --        5  count, 6 period, 7 size: of the breaker's token bucket, see include/read_limits.lua
 --        8  note        text: of the breaker's rate
 --        9  key         text: of the bucket; '' for the whole limit
--- Reply  1 if the breaker is open now, else 0
+-- Reply  0 if the breaker is closed now, 1 if it is open, 2 if it has opened now
 -- Writes outcomes, for an hour; config, history and key_settings where it opens and closes: an hour longer than the last failure;
 --        state and slots are gone when it opens
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, OUTCOMES, STATE, SLOTS = unpack(KEYS)
@@ -25,7 +25,7 @@ local count, period, size, NOTE, BUCKET = unpack(ARGV, 5, 9)
 
 local failures, opened = match(call('GET', OUTCOMES) or '0 0', '^(%d+) (%d+)$')
 failures, opened = failures + 0, opened + 0
-local is_open = opened > 0 and config.method ~= '-' and config.since == opened
+local is_open, is_new = opened > 0 and config.method ~= '-' and config.since == opened, false
 if succeeded > 0 then failures = 0 end
 if is_open and not failed then
     if granted > 0 and granted < opened then return 1 end -- it began before
@@ -40,7 +40,7 @@ elseif failed then
         write_config()
         tell()
     elseif failures >= MOST and config.method == '-' then
-        opened, is_open = now, true
+        opened, is_open, is_new = now, true, true
         config.method, config.count, config.period, config.size, config.extra = 'token_bucket', count, period, size, 0
         config.since, config.expiry, config.note = now, now + HOUR_US, NOTE
         call('UNLINK', STATE, SLOTS) -- else slots of the next second would lie a hundred tries ahead, and most of them come to nothing
@@ -53,4 +53,4 @@ if failures > 0 or is_open then
 else
     call('DEL', OUTCOMES)
 end
-return is_open and 1 or 0
+return is_new and 2 or is_open and 1 or 0

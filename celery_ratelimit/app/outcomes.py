@@ -11,6 +11,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from .._celery import requests
 from ..errors import STORE_TROUBLES
+from ..limiter.decision_counts import count_upstream
 from ..limiter.stored_settings import LONGEST, note_of
 from ..limits.breaker import Breaker
 from .kept import kept
@@ -61,7 +62,8 @@ def report_outcome(task: Any, error: Exception | None) -> None:
             asker, granted_at = limiter_of(task.app)._asker, permit["granted_at"]
             report = asker.core.settings.report_outcomes(demand, breaker, succeeded, failed, granted_at, note)
             with suppress(*STORE_TROUBLES):
-                asker.drive(report)
+                if asker.drive(report) == 2:
+                    asker.drive(count_upstream(asker.core, demand.name, "breaker_opened"))
 
 
 def _has_failed(breaker: Breaker, error: Exception) -> bool:

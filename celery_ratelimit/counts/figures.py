@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from ..observing import OUTCOMES, STARTED
+from ..observing import OUTCOMES, STARTED, UPSTREAM
 from .tally import BOUNDS, name_of_bound
 
 __all__ = ["Moment", "Stats", "User", "read_stats"]
@@ -27,6 +27,7 @@ class Moment:
         permits: taken by them.
         throttled: tasks that were parked, or sent back.
         ended: tasks and calls that were dropped, failed, diverted or refused, or that the store did not answer.
+        upstream: what upstreams have caused, by outcome (:data:`celery_ratelimit.observing.UPSTREAM`).
     """
 
     at: float
@@ -34,6 +35,7 @@ class Moment:
     permits: int = 0
     throttled: int = 0
     ended: int = 0
+    upstream: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class Stats:
         now = int(self.at)
         return sum(each.permits for each in self.seconds if now - seconds <= each.at < now)
 
+    def upstream(self, minutes: int = 60) -> dict[str, int]:
+        """What upstreams have caused in the last so many minutes, by outcome; without those that did not occur."""
+        lately = [each.upstream for each in self.minutes if self.at - 60 * minutes <= each.at]
+        sums = {outcome: sum(each.get(outcome, 0) for each in lately) for outcome in UPSTREAM}
+        return {outcome: number for outcome, number in sums.items() if number}
+
     def waited_at_most(self, share: float) -> float:
         """A quantile of the waits, in seconds: the upper end of its bucket."""
         rest = share * sum(number for _, number in self.waits)
@@ -121,7 +129,9 @@ def _moments(entries: Sequence[Any], unit: int) -> tuple[Moment, ...]:
         stamp = int(text.partition(" ")[0] or 1)
         at = at - stamp if moments else stamp
         numbers = {letter: int(number) for letter, number in _ENTRY.findall(text)}
-        moments.append(Moment(float(at * unit), *[numbers.get(letter, 0) for letter in "spte"]))
+        upstream = {outcome: numbers[letter] for outcome, letter in UPSTREAM.items() if letter in numbers}
+        started, permits, throttled, ended = (numbers.get(letter, 0) for letter in "spte")
+        moments.append(Moment(float(at * unit), started, permits, throttled, ended, upstream))
     return tuple(reversed(moments))
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..observing import STARTED, Asked
+from ..observing import STARTED, UPSTREAM, Asked
 from ..store.keys import escape
 
 __all__ = ["BOUNDS", "MOST_USERS", "Part", "Tally", "name_of_bound"]
@@ -58,6 +58,7 @@ class Part:
             "p": self.numbers.get("permits", 0),
             "t": self._sum(_THROTTLED),
             "e": self._sum(_ENDED),
+            **{letter: self.numbers.get(outcome, 0) for outcome, letter in UPSTREAM.items()},
         }
         return "".join(f" {letter}{number}" for letter, number in numbers.items() if number)
 

@@ -171,6 +171,13 @@ class AsyncDecisionCounter(_CountReporter):
         await self._asker.drive(self._report())
 
 
+def count_upstream(core: Operations, name: str, outcome: str) -> Operation[None]:
+    """Count at once what an upstream has caused: a limit's refused call, a header's pause, an opened breaker."""
+    part = Part()
+    part.add(outcome)
+    yield from tell_counts(core, [(name, part)])
+
+
 def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
     """Add counts to the store's."""
     for some in batches(core.is_cluster, parts, _TOLD, _USERS, lambda each: min(len(each[1].users), MOST_USERS)):

@@ -22,9 +22,9 @@ __all__ = ["LimitRequest", "Limits", "costs_for", "each_bucket_once", "leased", 
 class LimitRequest:
     """A call's request to one limit: the limit under its final name, the bucket's key, and the cost.
 
-    ``share``: the caller's key under a fair limit. It does not affect the decision, so requests are equal without it.
-    ``leaves``: under a limit with a reserve, the millionths of its burst that the call leaves to calls of higher
-    priority; ``None``: the call has no priority, and leaves the whole reserve.
+    The limit has the key's rate. ``share``: the caller's key under a fair limit. It does not affect the decision, so
+    requests are equal without it. ``leaves``: under a limit with a reserve, the millionths of its burst that the call
+    leaves to calls of higher priority; ``None``: the call has no priority, and leaves the whole reserve.
     """
 
     limit: AnyLimit
@@ -33,6 +33,9 @@ class LimitRequest:
     cost: int = 1
     leaves: int | None = None
     share: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limit", self.limit.of_key(self.key))
 
     def __hash__(self) -> int:
         return self._hash

@@ -132,7 +132,10 @@ class PreparedAcquireBase(PermitMethods):
             demands
             and self._asker.link.takes_bytes
             and core.takes_one_script(demands)
-            and not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
+            and not (
+                leased(demands)
+                or any(each.shadow or each.changes or each.priority_reserve is not None for each in limits)
+            )
             and all(name in self.quotas for name in names)
         ):
             script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])

@@ -10,6 +10,7 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.keys import short
 from .argument_checks import length_of
+from .decision_counts import count_upstream
 from .limit_request import LimitRequest
 from .operation import Operation, limiter_method
 from .stored_settings import note_of
@@ -89,5 +90,6 @@ class ReportMethods(UpstreamMethods):
             return (yield from report_throttle(self._core, demand, note, seconds, None)).seconds
         if said.pause is None:
             return 0.0
+        yield from count_upstream(self._core, name, "upstream_header")
         pause = self._core.settings.pause
         return (yield from pause(name, key, length_of(said.pause, "retry_after"), note)) / 1e6

@@ -101,7 +101,7 @@ class RequestResolver:
         if args is not None:
             asked = self._from_arguments(asked, args)
         try:
-            return each_bucket_once([self._demand(*each) for each in asked])
+            return each_bucket_once([(_demand if each[0].changes else self._demand)(*each) for each in asked])
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
             return each_bucket_once([_demand(*each) for each in asked])
 
@@ -185,7 +185,7 @@ class RequestResolver:
             raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
         if code is not None and key is not None and code.key is None and not code.per_worker and not force:
             raise _not_kept_by_key([replace(code, name=name)], key)
-        return name, code
+        return name, code if code is None or key is None else code.of_key(short(key))
 
     def unknown(self, name: str) -> ConfigurationError:
         hint = "" if self.others is dict else IMPORT_HINT  # an app has limits of tasks

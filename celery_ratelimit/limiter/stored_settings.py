@@ -51,7 +51,7 @@ LONGEST = 200
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {
     *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
-    *("max_parked", "adaptive", "breaker", "resume_over"),
+    *("max_parked", "adaptive", "breaker", "resume_over", "rates", "rates_ttl"),
 }
 
 
@@ -122,8 +122,10 @@ class SettingOperations:
 
     def report_outcomes(
         self, demand: LimitRequest, breaker: Breaker, succeeded: int, failed: bool, granted: int, note: str
-    ) -> Operation[bool]:
-        """Tasks under a limit with a breaker have ended. Returns whether the breaker is open.
+    ) -> Operation[int]:
+        """Tasks under a limit with a breaker have ended.
+
+        Returns 1 if the breaker is open, 2 if it has opened now, else 0.
 
         Args:
             demand: the limit request of the last task.
@@ -138,7 +140,7 @@ class SettingOperations:
         outcomes = bucket_key(self.prefix, demand.name, demand.key, "outcomes")
         bucket = bucket_keys(self.prefix, demand.name, demand.key, demand.limit.method)
         keys = (*self._changes(demand.name, demand.key), outcomes, *bucket)
-        return bool((yield from _reply(self._scripts.report_outcomes, keys, values)) == 1)
+        return int((yield from _reply(self._scripts.report_outcomes, keys, values)))
 
     def config(self, name: str, key: str | None, code: AnyLimit | None) -> Operation[LimitConfig]:
         """A limit's stored settings, beside ``code``, the limit as the code here has it."""

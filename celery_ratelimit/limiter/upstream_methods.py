@@ -13,6 +13,7 @@ from ..store.keys import bucket_key, changes_key, history_key, key_settings_key,
 from ..store.resp import bulk
 from .admin_methods import AdminMethods
 from .argument_checks import microseconds, seconds_of
+from .decision_counts import count_upstream
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, limiter_method, run_all
 from .script_calls import ARGUMENTS, KEYS
@@ -94,6 +95,7 @@ def report_throttle(
     *,
     is_known: bool = True,
     takes: bool = False,
+    outcome: str = "upstream_refused",
 ) -> Operation[Paused]:
     """:meth:`UpstreamMethods.throttled` for a bucket.
 
@@ -103,10 +105,12 @@ def report_throttle(
         is_known: whether its limit is that of the code.
         takes: whether permits are taken for the refused task, the first ones after the pause: if they are good within a
             second, and the limit is a token bucket without a reserve.
+        outcome: that is counted.
     """
     seconds = 0.0 if retry_after is None else max(0.0, min(seconds_of("retry_after", retry_after), LONGEST_RETRY_AFTER))
     if granted_at is not None and (isinstance(granted_at, bool) or not isinstance(granted_at, int) or granted_at < 0):
         raise ConfigurationError(f"granted_at={shown(granted_at)} must be a whole number of microseconds since 1970")
+    yield from count_upstream(core, demand.name, outcome)
     if isinstance(demand.limit, Limit) and demand.limit.adaptive is not None:
         yield from core.settings.reduce_rate(demand.name, demand.key, demand.limit.adaptive, granted_at, note)
         if not seconds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
 from ..backlog.fleet_registry import PublishFailure
@@ -47,6 +47,8 @@ class LimitStatus:
         held_up: why none of its tasks can start; ``""``: they can.
         held_back: why some tasks of a lot have no turn, by its key.
         throughput: of its workers.
+        upstream: what upstreams have caused in the last hour, by outcome (:data:`celery_ratelimit.observing.UPSTREAM`);
+            empty as well if the limit was not asked for by its name.
     """
 
     name: str
@@ -67,6 +69,7 @@ class LimitStatus:
     held_up: str
     held_back: Mapping[str, str]
     throughput: Throughput = Throughput()  # noqa: RUF009
+    upstream: Mapping[str, int] = field(default_factory=dict)
     used: float | None = None
     share: float | None = None
     used_in_minute: float | None = None

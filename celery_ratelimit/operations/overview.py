@@ -17,6 +17,7 @@ from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
 from ..backlog.messages import LotSnapshot
 from ..backlog.tuning import KEYS_READ_AT_ONCE, QUEUE_KNOWN
 from ..counts.shadow_report import ShadowReport
+from ..limiter.decision_counts import ask_counts
 from ..limiter.operation import Operation, at_once
 from ..limiter.shadow import ask_shadows
 from ..limits.any_limit import AnyLimit
@@ -138,10 +139,14 @@ def asking_overview(
                 held_back=back.get(name, {}),
             )
         )
-    up, found = yield from at_once(
-        asking_held_up(backlog, queues, lots, seen), _asking_keys_and_use(app, limits, found, named=bool(names))
+    core, asked = limiter_of(app)._asker.core, list(limits) if names and not settings.in_memory else []
+    up, found, stats = yield from at_once(
+        asking_held_up(backlog, queues, lots, seen),
+        _asking_keys_and_use(app, limits, found, named=bool(names)),
+        ask_counts(core, asked, minutes=60),
     )
-    return [replace(each, held_up=up.get(each.name, "")) for each in found]
+    upstream = {each.name: each.upstream() for each in stats}
+    return [replace(each, held_up=up.get(each.name, ""), upstream=upstream.get(each.name, {})) for each in found]
 
 
 def _asking_workers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -165,10 +165,26 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         facts.append(("in shadow", f"{shadow_set_by(config)}: {each.shadow_report}"))
     if each.paused_until is not None:
         facts.append((f"paused{paused_by(config)}", end_of("resumed", each.paused_until)))
+    if each.upstream:
+        facts.append(("upstream", f"{upstream_said(each.upstream)} in the last hour"))
     facts += [("not published", plain(str(failure))) for failure in each.failures]
     if each.tasks:
         facts.append(("for the tasks", plain(", ".join(each.tasks))))
     return facts
+
+
+def upstream_said(counts: Mapping[str, int]) -> str:
+    """As in ``12 calls refused, 1 pause by headers``; see :data:`celery_ratelimit.observing.UPSTREAM`."""
+    words = {
+        "upstream_refused": "call refused",
+        "upstream_header": "pause by headers",
+        "breaker_opened": "opening of the breaker",
+    }
+    said = []
+    for what, number in counts.items():
+        first, *rest = words[what].split()
+        said.append(" ".join([number_of(number, first), *rest]))
+    return ", ".join(said)
 
 
 def _backlog(lot: ParkingLot, now: float) -> str:

@@ -25,14 +25,14 @@ def limiter(server: EmbeddedServer, clock: Clock) -> Limiter:
 
 def report(limiter: Limiter, *outcomes: tuple[int, bool], granted_at: int = 0, cost: int = 1) -> bool:
     """Report successes and perhaps a failure after them; returns whether the breaker is open."""
-    is_open = False
+    reply = 0
     for succeeded, failed in outcomes:
         demand, note = LimitRequest(API, "api", "", cost), note_of("breaker", "upstream fails")
         core = limiter._asker.core
         assert API.breaker is not None
         operation = core.settings.report_outcomes(demand, API.breaker, succeeded, failed, granted_at, note)
-        is_open = limiter._asker.drive(operation)
-    return is_open
+        reply = limiter._asker.drive(operation)
+    return reply > 0
 
 
 @pytest.mark.parametrize(

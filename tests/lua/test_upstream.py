@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,3 +227,17 @@ def test_a_ramp_is_for_a_token_bucket() -> None:
     ):
         with pytest.raises(ConfigurationError, match="resume_over"):
             Limit("100/s", resume_over=10, **options)  # type: ignore[arg-type]
+
+
+def test_what_upstreams_cause_is_counted_by_source(limiter: Limiter, clock: Clock) -> None:
+    limiter.throttled("api", retry_after=1)
+    limiter.throttled("api", retry_after=1)
+    for left in "09":
+        headers = {"X-RateLimit-Remaining": left, "X-RateLimit-Reset": "9"}
+        limiter.report("api", SimpleNamespace(status_code=200, headers=headers))
+    stats = limiter.stats("api")["api"]
+    assert stats.upstream() == {"upstream_refused": 2, "upstream_header": 1}
+    clock.advance(3700)
+    later = limiter.stats("api")["api"]
+    assert later.upstream() == {}
+    assert later.results["upstream_refused"] == 2
