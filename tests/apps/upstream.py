@@ -88,6 +88,9 @@ twice = app.task(name="twice", base=RateLimitedTask, bind=True, limits=RATE, max
 several = app.task(
     name="several", limits=[Limit(RATE, name="one"), Limit(RATE, name="two"), Concurrency(2, name="seats")], **ALL
 )(raising)
+EQUAL = {"coalesce_key": "{refusals}", "limits": Limit(RATE, name="upstream"), **ALL}
+newest = app.task(name="newest", coalesce="newest", **EQUAL)(raising)
+oldest = app.task(name="oldest", coalesce="oldest", acks_late=True, **EQUAL)(raising)
 fair = app.task(name="fair", limits=Limit(RATE, name="shares", fair="{index}"), **ALL)(raising)
 
 

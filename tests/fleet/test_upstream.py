@@ -81,6 +81,23 @@ def test_a_task_goes_back_as_it_came(
         assert_never_over(fleet.permits(), 50)
 
 
+@pytest.mark.parametrize(("task", "done"), [("newest", 1), ("oldest", 0)])
+def test_a_refused_task_is_coalesced_with_an_equal_one_that_waits(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, done: int
+) -> None:
+    with upstream_fleet(server, tmp_path) as fleet:
+        fleet.start(number=2)
+        first = send(fleet, task, 0, 1, 3.0)
+        until(lambda: [lot.parked for lot in fleet.parking_lots().lots()] == [1], 20, "parking of the refused task")
+        second = send(fleet, task, 1, 1, 3.0)
+        results = [first, second]
+        assert results[done].get(timeout=30)[1] == 0
+        with pytest.raises(TaskRevokedError):
+            results[1 - done].get(timeout=30)
+        assert [start.index for start in fleet.starts()] == [done]
+        nothing_is_left(fleet, store)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["early", "late", "waiting"])
 @pytest.mark.parametrize("seconds", [0.3, 1.5])
