@@ -21,7 +21,8 @@ def refresh(account: str, index: int, refusals: int, seconds: float | None) -> i
 
 def made(which: Literal["newest", "oldest"], **options: Any) -> None:
     limit = Limit(RATE, name=which)
-    app.task(name=which, base=RateLimitedTask, limits=limit, coalesce=which, coalesce_key="{account}", **options)(refresh)
+    one = {"coalesce": which, "coalesce_key": "{account}"}
+    app.task(name=which, base=RateLimitedTask, limits=limit, **one, **options)(refresh)
 
 
 made("newest")
