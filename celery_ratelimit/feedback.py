@@ -17,10 +17,11 @@ from typing import Any
 
 from .errors import ConfigurationError, RateLimitError, shown
 
-__all__ = ["MAX_PAUSE", "Feedback", "UpstreamThrottled", "read_headers", "read_response"]
+__all__ = ["LONGEST_RETRY_AFTER", "MAX_PAUSE", "Feedback", "UpstreamThrottled", "read_headers", "read_response"]
 
 #: Seconds. A wrong header stops calls for an hour at most; a right one that asks for more costs one call an hour.
-MAX_PAUSE = 3600.0
+#: No refused call that a task or a caller reports pauses a limit for longer than a day.
+MAX_PAUSE, LONGEST_RETRY_AFTER = 3600.0, 86_400.0
 #: Permits; numbers in Lua are exact up to 2^53.
 _MOST = 10**15
 #: Characters of a header's name and of its values that are read.
@@ -144,13 +145,21 @@ class UpstreamThrottled(RateLimitError):
 
     Args:
         retry_after: seconds for which the upstream wants no calls. ``None``, or 0 and less: it has not said, and the
-            pause doubles while calls are refused.
+            pause doubles while calls are refused. A day at most.
         limit: name of the limit to pause. Default: the only one of the task that is no :class:`Concurrency`.
         key: pauses only the bucket of this key, of a limit with keys; ``""``: the whole limit. Default: the task's own
             bucket.
+
+    Raises:
+        ConfigurationError: ``retry_after`` is no number, or ``key`` no text.
     """
 
     def __init__(self, retry_after: float | None = None, limit: str | None = None, key: str | None = None) -> None:
+        if retry_after is not None and (type(retry_after) not in (int, float) or math.isnan(retry_after)):
+            raise ConfigurationError(f"UpstreamThrottled: retry_after={shown(retry_after)} must be a number of seconds")
+        if key is not None and not isinstance(key, str):
+            raise ConfigurationError(f"UpstreamThrottled: key={shown(key)} must be a text")
+        retry_after = None if retry_after is None else min(retry_after, LONGEST_RETRY_AFTER)
         super().__init__(retry_after, limit, key)
         self.retry_after, self.limit, self.key = retry_after, limit, key
 
@@ -158,10 +167,9 @@ class UpstreamThrottled(RateLimitError):
     def from_response(cls, response: Any, *, limit: str | None = None, key: str | None = None) -> UpstreamThrottled:
         """The error for a response of httpx, requests, aiohttp or botocore, or of any object with ``headers``.
 
-        ``retry_after`` is that of :func:`read_response`, a day at most: of ``Retry-After``,
-        else until a quota of which nothing is left is renewed.
+        ``retry_after`` is what :func:`read_response` reads: ``Retry-After``, else until an empty quota is renewed.
         """
-        said = read_response(response, time.time(), max_pause=86_400.0)
+        said = read_response(response, time.time(), max_pause=LONGEST_RETRY_AFTER)
         return cls(said.retry_after or said.pause, limit, key)
 
     def __str__(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.saferepr import saferepr
 
 from .._celery import requests
 from ..errors import STORE_TROUBLES
@@ -20,8 +22,12 @@ from .state import limiter_of
 
 __all__ = ["report_outcome"]
 
+logger = logging.getLogger("celery_ratelimit")
+
 #: Seconds: a process reports successes of a limit no more often, unless its last task failed.
 _EVERY = 1.0
+#: Buckets whose outcomes a process keeps. Beyond that it forgets all: the next success of each is reported at once.
+_MOST_KEPT = 10_000
 
 
 @dataclass
@@ -36,8 +42,16 @@ class _Outcomes:
 def report_outcome(task: Any, error: Exception | None) -> None:
     """Tell the breakers of a task's limits that its body has ended; ``error``: how, ``None``: it has returned.
 
-    A store that does not answer is not told.
+    A store that does not answer is not told. No error changes how the task ends: its body may have changed the
+    arguments in which a key is found.
     """
+    try:
+        _report(task, error)
+    except Exception as trouble:
+        logger.warning("The end of task %s is not told to its breakers: %r", task.name, trouble, exc_info=trouble)
+
+
+def _report(task: Any, error: Exception | None) -> None:
     request = task.request
     permit = None if request.called_directly or request.is_eager else requests.permit_in(request)
     plan = None if permit is None else plan_of(task, permit["queue"])
@@ -48,6 +62,8 @@ def report_outcome(task: Any, error: Exception | None) -> None:
         breaker = getattr(demand.limit, "breaker", None)
         if breaker is None or demand.name in permit.get("shadow", ()):
             continue
+        if len(known) >= _MOST_KEPT:
+            known.clear()
         outcomes = known.setdefault((demand.name, demand.key), _Outcomes())
         failed = error is not None and _has_failed(breaker, error)
         if error is not None and not failed:
@@ -57,7 +73,8 @@ def report_outcome(task: Any, error: Exception | None) -> None:
         if failed or outcomes.failed or now - outcomes.reported_at >= _EVERY:
             succeeded, outcomes.succeeded = outcomes.succeeded, 0
             outcomes.failed, outcomes.reported_at = failed, now
-            reason = f"its last task has succeeded: {task.name}" if error is None else f"upstream fails: {error!r}"
+            failure = f"upstream fails: {saferepr(error)}"
+            reason = f"its last task has succeeded: {task.name}" if error is None else failure
             note = note_of("breaker", "".join(each for each in reason if each.isprintable())[:LONGEST])
             asker, granted_at = limiter_of(task.app)._asker, permit["granted_at"]
             report = asker.core.settings.report_outcomes(demand, breaker, succeeded, failed, granted_at, note)

@@ -36,7 +36,7 @@ def return_if_refused(task: Any, error: Exception) -> None:
 
     Raises:
         ReturnToBacklog: the worker puts the task back.
-        Exception: the cause of an :class:`UpstreamThrottled` that is not put back.
+        Exception: the error, or the cause of an :class:`UpstreamThrottled`, of a task that is not put back.
         ConfigurationError: the error does not say which limit is meant.
     """
     request = task.request
@@ -59,8 +59,8 @@ def return_if_refused(task: Any, error: Exception) -> None:
             raise back from error
         with suppress(*STORE_TROUBLES):
             report_refusal(limiter_of(task.app)._asker, demand, back, task.name, request.id)
-    if isinstance(error, UpstreamThrottled) and error.__cause__ is not None:
-        raise error.__cause__
+    # Raised again, the error is no failure for a breaker.
+    raise (error.__cause__ if isinstance(error, UpstreamThrottled) else None) or error
 
 
 def report_refusal(

@@ -7,6 +7,7 @@ import random
 from typing import NamedTuple
 
 from ..errors import ConfigurationError, shown
+from ..feedback import LONGEST_RETRY_AFTER
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
 from ..store.keys import bucket_key, changes_key, history_key, key_settings_key, short, touched_key
@@ -20,10 +21,8 @@ from .script_calls import ARGUMENTS, KEYS
 from .script_operations import Operations
 from .stored_settings import note_of
 
-__all__ = ["LONGEST_RETRY_AFTER", "Paused", "UpstreamMethods", "report_throttle"]
+__all__ = ["Paused", "UpstreamMethods", "report_throttle"]
 
-#: Seconds: no upstream pauses a limit for longer.
-LONGEST_RETRY_AFTER = 86400.0
 #: Seconds: the longest pause where the upstream has not said for how long; and the share of a pause that may be added.
 MAX_PAUSE, JITTER = 60.0, 0.25
 

@@ -24,7 +24,7 @@ from ..backlog.tuning import RETURN_EARLY
 from ..errors import StoreFull
 from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
-from ..limiter.upstream_methods import LONGEST_RETRY_AFTER, Paused
+from ..limiter.upstream_methods import Paused
 from ..store.keys import bucket_key
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import asked
@@ -150,7 +150,7 @@ class UpstreamReturns:
             if paused.seconds
             else "slower for a while",
         )
-        return paused or Paused(max(1.0, min(refusal.retry_after or 0.0, LONGEST_RETRY_AFTER)))
+        return paused or Paused(max(1.0, refusal.retry_after or 0.0))
 
     def _carry_out(self, pending: PendingRequest, action: StartAt | Park | Republish | GiveUp) -> None:
         """Carry an action out, again and again until the store or the broker has taken the task."""
