@@ -13,7 +13,7 @@ from ._celery import call_when_body_ends, requests
 from .app.outcomes import report_outcome
 from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
-from .errors import STORE_TROUBLES
+from .errors import STORE_TROUBLES, ConfigurationError
 from .limiter.argument_checks import actual_costs, check_actual
 from .without_gate import acquire_in_task, return_in_task
 from .worker.bootstep import install
@@ -64,13 +64,23 @@ class RateLimitedMixin:
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
-    def settle(self, actual_cost: int | Mapping[str, int], *, limit: str | None = None) -> bool:
+    def settle(
+        self, actual_cost: int | Mapping[str, int] | None = None, *, limit: str | None = None, **costs: int
+    ) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
 
-        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Returns False if nothing was charged: in a direct
-        call, in eager mode, or while the store was lost.
+        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`; ``settle(tokens=1234)`` names limits as keywords.
+        Returns False if nothing was charged: in a direct call, in eager mode, or while the store was lost.
+
+        Raises:
+            ConfigurationError: no such limit; names the limits of the call.
         """
-        return _settle(self, actual_cost, limit)
+        if (actual_cost is None) is not bool(costs):
+            raise ConfigurationError(
+                f"task {self.name!r}: settle takes either permits, as settle(1234), or limits by name, as "  # type: ignore[attr-defined]
+                "settle(tokens=1234)"
+            )
+        return _settle(self, costs if actual_cost is None else actual_cost, limit)
 
 
 class RateLimitedTask(RateLimitedMixin, Task):

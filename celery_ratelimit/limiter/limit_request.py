@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.limit import Limit
 from ..limits.priority_reserve import MILLION
 from ..store.keys import short
 from ..store.resp import bulk
@@ -143,6 +144,9 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
+    limit = getattr(limit, "whole", limit)  # its rate may be that of a key
+    if isinstance(limit, Limit):
+        limit = replace(limit, rates=None)
     if isinstance(limit, Concurrency):
         return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
     return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})

@@ -11,6 +11,7 @@ from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
+from ..limits.rates import limit_of_key
 from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
 from ..names import IMPORT_HINT, near, no_such_limit
@@ -97,7 +98,10 @@ class RequestResolver:
         if isinstance(key, str):
             key = short(key)
         asked: list[tuple[AnyLimit, str | None, int | None]]
-        asked = [(limit, key, own) for limit, own in zip(chosen, costs_for(chosen, cost, of_each), strict=True)]
+        asked = [
+            (limit_of_key(limit, key), key, own)
+            for limit, own in zip(chosen, costs_for(chosen, cost, of_each), strict=True)
+        ]
         if args is not None:
             asked = self._from_arguments(asked, args)
         try:
@@ -120,6 +124,7 @@ class RequestResolver:
                 if filled is None:
                     continue
                 key = short(filled)
+                limit = limit_of_key(limit, key)
             applied.append((limit, key, cost_of(limit, args, (), args) if cost is None else cost))
         return applied
 

@@ -51,7 +51,7 @@ LONGEST = 200
 #: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {
     *("name", "key", "missing_key", "cost", "per_worker", "lease", "fair", "weights", "priority_reserve", "shadow"),
-    *("max_parked", "adaptive", "breaker", "resume_over"),
+    *("max_parked", "adaptive", "breaker", "resume_over", "rates", "rates_ttl"),
 }
 
 

@@ -23,6 +23,7 @@ from .fitting import WINDOWS, check_exact, check_room_for_costs
 from .limit_options import check_options
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
+from .rates import rates_of
 from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
@@ -59,6 +60,10 @@ class Limit(AnyLimit):
         key: the bucket that a call uses: none (a single bucket), a template over the task's arguments
             (``"tenant:{tenant_id}"``, ``"{order.tenant_id}"``; positional ones are bound by name), or a callable that
             gets the task's arguments and returns a string.
+        rates: rates of single keys, in place of ``rate``: ``{"gpt-large": "10000/m", "*": "200000/m"}``, where ``"*"``
+            stands for all others; or a callable that gets a key and returns its rate (``None``: ``rate``), or another
+            mapping. ``docs/model-apis.md``.
+        rates_ttl: seconds for which a callable's or a mapping's answer is cached, in each process.
         missing_key: a call whose arguments give no key (an argument of ``key`` is missing or ``None``, or the callable
             returns ``None``): ``"error"``, ``"exempt"`` (the limit does not apply to it) or ``"shared"`` (all such
             calls have one bucket, of the key ``(missing)``). Default: ``ratelimit_missing_key``, else ``"error"``.
@@ -113,6 +118,8 @@ class Limit(AnyLimit):
     algorithm: str = "token_bucket"
     name: str | None = None
     key: str | Callable[..., str] | None = None
+    rates: Any = None
+    rates_ttl: float = 60.0
     missing_key: str | None = None
     cost: int | str | Callable[..., int] = 1
     refill: str = "continuous"
@@ -140,6 +147,8 @@ class Limit(AnyLimit):
         algorithm: str = "token_bucket",
         name: str | None = None,
         key: str | Callable[..., str] | None = None,
+        rates: Mapping[str, str] | Callable[[str], str | None] | None = None,
+        rates_ttl: float = 60.0,
         missing_key: str | None = None,
         cost: int | str | Callable[..., int] = 1,
         refill: str = "continuous",
@@ -195,6 +204,7 @@ class Limit(AnyLimit):
                 object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
                 raise ConfigurationError(f"{who}: {error}") from None
+        object.__setattr__(self, "rates", rates_of(who, self))
 
     def __hash__(self) -> int:
         # Limits are hashed at every call: the hash is computed once, and again in another process.
@@ -264,4 +274,5 @@ class Limit(AnyLimit):
 
     def __str__(self) -> str:
         burst = f", burst {self.burst}" if self.burst > 1 and self.algorithm == "token_bucket" else ""
-        return f"{self.name or 'limit'}: {self.rate}{burst}"
+        rates = f", rates {self.rates.by}" if self.rates is not None else ""
+        return f"{self.name or 'limit'}: {self.rate}{burst}{rates}"

@@ -214,6 +214,18 @@ def test_a_task_settles_what_it_really_cost_once(server: EmbeddedServer, store: 
         assert limiter.peek(limit).remaining <= 60
 
 
+def test_a_task_settles_by_the_names_of_its_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        wrong, neither, right = fleet.send("settled_by_name", 0, 50, 90).get(timeout=10)
+    assert "no limit 'tokes'" in wrong
+    assert "(limits: tokens, calls)" in wrong
+    assert "task 'tests.apps.fleet.settled_by_name': settle takes either permits" in neither
+    assert right is True
+    assert limiter.peek(Limit("10/s", burst=100, name="tokens")).reset_after > 5.5, "more than the 50 that were charged"
+
+
 def test_a_plain_process_and_the_fleet_share_the_places(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

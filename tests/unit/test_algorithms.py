@@ -99,7 +99,7 @@ OWN_OPTIONS: dict[str, tuple[Any, str]] = {
 #: Options of every algorithm.
 SHARED = {
     *("rate", "algorithm", "name", "key", "missing_key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"),
-    "max_parked",
+    *("max_parked", "breaker", "rates", "rates_ttl"),
 }
 
 
