@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
+from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter
 from celery_ratelimit.backlog.scripts import weights_text
@@ -17,6 +19,8 @@ from celery_ratelimit.limiter.resolve_request import RequestResolver
 from celery_ratelimit.limits import rates
 from celery_ratelimit.limits.rates import limit_of_key
 from celery_ratelimit.limits.stored import limit_to_store
+from celery_ratelimit.operations.bucket_status import standings_of
+from celery_ratelimit.testing import EmbeddedServer
 
 WRITTEN = {"gpt-large": "10/m", "*": "200/m"}
 
@@ -146,3 +150,13 @@ def test_each_key_has_its_rate_and_a_stored_rate_wins(limiter: Limiter) -> None:
     assert limiter.peek("tokens", key="gpt-large").states[0].interval == 1.0
     limiter.unset_rate("tokens", key="gpt-large")
     assert limiter.config("tokens", key="gpt-large").in_force.rate == "10/m"  # type: ignore[union-attr]
+
+
+def test_what_displays_read_has_the_rate_of_the_key(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = Celery("displays", broker="memory://", set_as_current=False)
+    app.conf.ratelimit_url = server.url
+    asked = {"tokens": by_model(), "plans": replace(by_model(lambda key: 1 / 0), name="plans")}
+    known, other, plan = standings_of(app, asked, [("tokens", "gpt-large"), ("tokens", "b"), ("plans", "a")])
+    assert (known.interval, other.interval, plan.interval) == (6.0, 0.3, 12.0)
+    assert str(known.config.in_force) == "tokens: 10/m"
+    assert "rates by <lambda>" in str(plan.config.in_force)
