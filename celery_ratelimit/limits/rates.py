@@ -15,7 +15,7 @@ from .any_limit import AnyLimit, is_number
 if TYPE_CHECKING:
     from .limit import Limit
 
-__all__ = ["EVERY_OTHER", "Rates", "limit_of_key", "rates_of"]
+__all__ = ["EVERY_OTHER", "Rates", "has_other_answers", "limit_of_key", "rates_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -144,6 +144,12 @@ def limit_of_key(limit: _L, key: str | None, *, ask: bool = True) -> _L:
     except (ConfigurationError, TypeError) as error:
         rates.warn(key, error)
         return limit
+
+
+def has_other_answers(limit: AnyLimit) -> bool:
+    """Whether the rate of a key may change while the process runs."""
+    rates: Rates | None = getattr(getattr(limit, "whole", limit), "rates", None)
+    return rates is not None and rates.fixed is None
 
 
 @lru_cache(maxsize=1024)

@@ -160,3 +160,12 @@ def test_what_displays_read_has_the_rate_of_the_key(server: EmbeddedServer, stor
     assert (known.interval, other.interval, plan.interval) == (6.0, 0.3, 12.0)
     assert str(known.config.in_force) == "tokens: 10/m"
     assert "rates by <lambda>" in str(plan.config.in_force)
+
+
+def test_repeated_calls_heed_another_answer(limiter: Limiter) -> None:
+    plans = {"a": "60/m"}
+    limiter.quotas["plans"] = replace(by_model(lambda key: plans[key], rates_ttl=1e-9), name="plans", burst=9)
+    calls: list[dict[str, Any]] = [{"key": "a"}, {"args": {"model": "a"}}]
+    assert [limiter.acquire("plans", **call).states[0].interval for call in calls] == [1.0, 1.0]
+    plans["a"] = "30/m"
+    assert [limiter.acquire("plans", **call).states[0].interval for call in calls] == [2.0, 2.0]
