@@ -45,8 +45,8 @@ LIMITS = [
         name="tokens",
         key=model_of,
         rates={"large": "120000/m"},
-        headroom=0.03,
-        burst=2000,
+        headroom=0.02,
+        algorithm="sliding_log",
         cost=estimate_of,
     ),
 ]

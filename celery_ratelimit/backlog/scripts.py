@@ -202,7 +202,6 @@ def park_results(reply: Sequence[Any]) -> list[ParkResult]:
 
 
 @lru_cache(maxsize=256)
-@lru_cache(maxsize=1024)
 def weights_text(limit: AnyLimit) -> str:
     """The weights of a limit's code, as ``lua/include/turns.lua`` reads them; empty if the limit has none.
 

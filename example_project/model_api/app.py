@@ -28,9 +28,14 @@ def plan_of(customer: str) -> str | None:
 app.conf.ratelimit_quotas = {
     "requests": Limit("240/m", key="{model}", headroom=0.02),
     "tokens": Limit(
-        "300000/m", key="{model}", rates={"large": "120000/m"}, headroom=0.03, burst=2000, cost="most_tokens"
+        "300000/m",
+        key="{model}",
+        rates={"large": "120000/m"},
+        headroom=0.02,
+        algorithm="sliding_log",
+        cost="most_tokens",
     ),
-    "customers": Limit("30000/m", key="{customer}", rates=plan_of, burst=2000, cost="most_tokens"),
+    "customers": Limit("30000/m", key="{customer}", rates=plan_of, algorithm="sliding_log", cost="most_tokens"),
 }
 
 

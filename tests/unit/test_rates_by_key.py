@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import pickle
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter
 from celery_ratelimit.backlog.scripts import weights_text
+from celery_ratelimit.limiter.call_requests import demands_of
 from celery_ratelimit.limiter.limit_request import each_bucket_once
 from celery_ratelimit.limiter.resolve_request import RequestResolver
 from celery_ratelimit.limits import rates
@@ -45,6 +47,8 @@ def test_the_rate_of_a_key(written: Any, key: str, rate: str) -> None:
     assert demand.limit.rate == rate  # type: ignore[attr-defined]
     (same,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", None, None, {"model": key})
     assert same == demand
+    (of_task,) = demands_of([by_model(written)], inspect.signature(lambda model: None), [key], {})
+    assert of_task == demand
 
 
 def test_a_mapping_object_is_asked_again_and_has_a_star() -> None:
