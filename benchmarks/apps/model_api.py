@@ -45,7 +45,7 @@ LIMITS = [
         name="tokens",
         key=model_of,
         rates={"large": "120000/m"},
-        headroom=0.02,
+        headroom=0.04,
         algorithm="sliding_log",
         cost=estimate_of,
     ),

@@ -31,7 +31,7 @@ app.conf.ratelimit_quotas = {
         "300000/m",
         key="{model}",
         rates={"large": "120000/m"},
-        headroom=0.02,
+        headroom=0.04,
         algorithm="sliding_log",
         cost="most_tokens",
     ),
