@@ -69,13 +69,18 @@ class RateLimitedMixin:
     ) -> bool:
         """Correct the cost of this call of the task, once it is known; from within the task.
 
-        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`; ``settle(tokens=1200)`` is the same as
-        ``settle({"tokens": 1200})``. Returns False if nothing was charged: in a direct
-        call, in eager mode, or while the store was lost.
+        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`; ``settle(tokens=1234)`` names limits as keywords.
+        Returns False if nothing was charged: in a direct call, in eager mode, or while the store was lost.
+
+        Raises:
+            ConfigurationError: no such limit; names the limits of the call.
         """
-        if costs and (actual_cost is not None or limit is not None):
-            raise ConfigurationError(f"settle({', '.join(costs)}): the costs name their limits: leave the others out")
-        return _settle(self, costs or actual_cost, limit)
+        if (actual_cost is None) is not bool(costs):
+            raise ConfigurationError(
+                f"task {self.name!r}: settle takes either permits, as settle(1234), or limits by name, as "  # type: ignore[attr-defined]
+                "settle(tokens=1234)"
+            )
+        return _settle(self, costs if actual_cost is None else actual_cost, limit)
 
 
 class RateLimitedTask(RateLimitedMixin, Task):
@@ -147,9 +152,7 @@ def _build_on_the_apps_own(cls: type) -> None:
         )
 
 
-def _settle(task: Any, actual_cost: int | Mapping[str, int] | None, limit: str | None) -> bool:
-    if actual_cost is None:
-        raise ConfigurationError(f"task {task.name!r}: settle() needs the actual cost, such as settle(tokens=1200)")
+def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) -> bool:
     request = task.request
     permit = requests.permit_in(request)
     plan = plan_of(task, permit["queue"]) if permit is not None else None

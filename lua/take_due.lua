@@ -15,7 +15,7 @@
 --        10 absent    number of queues that follow and that no worker consumes
 --        11+          these queues; for each parking lot the key of its bucket, text; then its limit, see include/read_limits.lua (each
 --                     message has its own cost; the limit's cost only shows with 0 that the limit is in shadow mode, see
---                     include/let_pass_code_shadow.lua); then, for each limit that has weights in the code, the number of its first parking
+--                     include/let_pass_code_shadow.lua); then, for each limit that has weights or rates by key in the code, the number of its first parking
 --                     lot, from 1, and the weights, see turns.lua (included if a limit is fair)
 -- Reply  for each processed parking lot: us until it is due again (-1: it is empty; 0: at once, as more tasks may be returned); 1 if
 --        the worker that last processed a parking lot of this limit had another limit in its code, else 0; then for each
@@ -272,8 +272,9 @@ for i, limit in ipairs(limits) do
     local again, another = process(limit), 0
     if not asked[CODE] then
         asked[CODE] = true
-        local at, number = FIRST_LIMIT + 6 * (i - 1), weights[WEIGHTS] and match(weights[WEIGHTS], '^%d+') -- of its weights
-        another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5], number}, ' ')) and 0 or 1
+        local at, number = FIRST_LIMIT + 6 * (i - 1), weights[WEIGHTS] and match(weights[WEIGHTS], '^r?%d+') -- of its weights
+        local by_key = number and string.sub(number, 1, 1) == 'r' -- its rates, so that the number says all
+        another = same_code(by_key and number or table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5], number}, ' ')) and 0 or 1
     end
     answer[i] = {again, another, unpack(out)}
 end

@@ -142,6 +142,7 @@ class Backlog:
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
+        code = number if number.startswith("r") else code
         now, moved = self.scripts.with_keys("reschedule_changed_limit", keys, since, tuning.SCANNED_AT_ONCE, code)
         return int(now), int(moved) == tuning.SCANNED_AT_ONCE
 
@@ -180,8 +181,8 @@ class Backlog:
         first += [len(absent), *sorted(map(encoded, absent)), *[key for _, key in buckets]]
         weights: dict[str, tuple[int, str]] = {}
         for place, demand in enumerate(demands, 1):
-            if demand.limit.weights:
-                weights.setdefault(demand.name, (place, weights_text(demand.limit)))
+            if text := weights_text(demand.limit):
+                weights.setdefault(demand.name, (place, text))
         last = [value for pair in weights.values() for value in pair]
         reply = self.scripts.call(
             "take_due",

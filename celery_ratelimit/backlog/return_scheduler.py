@@ -16,6 +16,7 @@ from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
 from ..app.app_limits import AppLimits
 from ..app.plan import Plan
 from ..limiter.limit_request import LimitRequest
+from ..limits.rates import limit_of_key
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from ..store_calls.outage import Outage
@@ -245,7 +246,7 @@ class ReturnScheduler:
             elif self._is_quiet:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
-            demands = [LimitRequest(self._limits[name], name, key) for name, key in due.first()]
+            demands = [LimitRequest(limit_of_key(self._limits[name], key), name, key) for name, key in due.first()]
             take_due = partial(self.parking.take_due, demands, due=True, absent=self._heartbeat.absent or ())
             looked: Sequence[PollResult] = yield take_due
             due.note(looked)

@@ -203,8 +203,16 @@ def park_results(reply: Sequence[Any]) -> list[ParkResult]:
 
 @lru_cache(maxsize=256)
 def weights_text(limit: AnyLimit) -> str:
-    """The weights of a limit's code, as ``lua/include/turns.lua`` reads them; empty if the limit has none."""
-    if not limit.weights:
+    """The weights of a limit's code, as ``lua/include/turns.lua`` reads them; empty if the limit has none.
+
+    An ``r`` before it: the rates go by key, and the number alone says whether the limit has changed in the code.
+    """
+    limit = getattr(limit, "whole", limit)
+    rates = getattr(limit, "rates", None)
+    if not limit.weights and rates is None:
         return ""
     said = "".join(f"\0{escape(short(key))} {weight!r}" for key, weight in limit.weights.items()) + "\0"
-    return f"{zlib.crc32(said.encode())}{said}"
+    if rates is None:
+        return f"{zlib.crc32(said.encode())}{said}"
+    code = repr((limit.wire(1), rates.fixed, said))
+    return f"r{zlib.crc32(code.encode())}{said if limit.weights else ''}"

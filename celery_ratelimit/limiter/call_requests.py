@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.rates import limit_of_key
 from ..limits.templates import Cost, arguments_of, check_arguments, cost_of, key_of, share_of, signature_of
 from ..store.keys import short
 from .limit_request import LimitRequest, each_bucket_once, own_key
@@ -80,6 +81,7 @@ def demands_of(
             own = key_of(limit, arguments, args, kwargs, missing_key)
         if own is not None:
             share = None if limit.fair is None else short(share_of(limit, arguments, args, kwargs) or "")
+            limit = limit_of_key(limit, short(own))
             cost = cost_of(limit, arguments, args, kwargs)
             requests.append(LimitRequest(limit, limit.name or "", own_key(limit, own, node), cost, share=share))
     return each_bucket_once(requests)

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.limit import Limit
 from ..limits.priority_reserve import MILLION
 from ..store.keys import short
 from ..store.resp import bulk
@@ -22,9 +23,9 @@ __all__ = ["LimitRequest", "Limits", "costs_for", "each_bucket_once", "leased", 
 class LimitRequest:
     """A call's request to one limit: the limit under its final name, the bucket's key, and the cost.
 
-    The limit has the key's rate. ``share``: the caller's key under a fair limit. It does not affect the decision, so
-    requests are equal without it. ``leaves``: under a limit with a reserve, the millionths of its burst that the call
-    leaves to calls of higher priority; ``None``: the call has no priority, and leaves the whole reserve.
+    ``share``: the caller's key under a fair limit. It does not affect the decision, so requests are equal without it.
+    ``leaves``: under a limit with a reserve, the millionths of its burst that the call leaves to calls of higher
+    priority; ``None``: the call has no priority, and leaves the whole reserve.
     """
 
     limit: AnyLimit
@@ -33,9 +34,6 @@ class LimitRequest:
     cost: int = 1
     leaves: int | None = None
     share: str | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "limit", self.limit.of_key(self.key))
 
     def __hash__(self) -> int:
         return self._hash
@@ -146,6 +144,9 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
+    limit = getattr(limit, "whole", limit)  # its rate may be that of a key
+    if isinstance(limit, Limit):
+        limit = replace(limit, rates=None)
     if isinstance(limit, Concurrency):
         return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
     return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})

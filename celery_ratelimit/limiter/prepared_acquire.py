@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError
 from ..errors import STORE_TROUBLES, RateLimitError, StoreFull
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
+from ..limits.rates import has_other_answers
 from ..observing import Asked
 from .blocking_acquire import give_back
 from .decision_counts import note, note_lost
@@ -122,7 +123,8 @@ class PreparedAcquireBase(PermitMethods):
     def _prepare(self, asked: Any, demands: tuple[LimitRequest, ...]) -> PreparedCall | None:
         """Prepare the call ``asked``, and keep it; ``None``: it does not take exactly one script.
 
-        Nor is a call prepared that names a limit of an app's task, which may yet be registered.
+        Nor is a call prepared that names a limit of an app's task, which may yet be registered, or a key whose rate may
+        change.
         """
         core, limits = self._core, [demand.limit for demand in demands]
         named = asked[0] if asked and isinstance(asked[0], tuple) else asked[:1]
@@ -132,11 +134,9 @@ class PreparedAcquireBase(PermitMethods):
             demands
             and self._asker.link.takes_bytes
             and core.takes_one_script(demands)
-            and not (
-                leased(demands)
-                or any(each.shadow or each.changes or each.priority_reserve is not None for each in limits)
-            )
+            and not (leased(demands) or any(limit.shadow or limit.priority_reserve is not None for limit in limits))
             and all(name in self.quotas for name in names)
+            and (asked is demands or not any(map(has_other_answers, limits)))
         ):
             script, quotas = core.scripts.acquire, tuple([(name, self.quotas[name]) for name in names])
             command = script.command(*core.calls.of_script(script, demands, ("", 0, 0), None, ()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..limits.adaptive import adapted_share
 from ..limits.any_limit import AnyLimit
+from ..limits.rates import limit_of_key
 from ..limits.stored import LimitConfig, StoredShadow, limit_stored
 from ..store.resp import text as text_of
 
@@ -17,6 +18,7 @@ __all__ = ["read_config", "read_shadow", "read_stored"]
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
     """Read the reply of ``lua/config.lua``."""
     now, *texts = map(text_of, reply)
+    code = None if code is None else limit_of_key(code, key, ask=False)
     found = [read_stored(text, int(now)) for text in texts[:2]]
     of_all, of_key = found[0], found[-1]
     which = of_key if of_key["stored"] is not None else of_all

@@ -8,6 +8,7 @@ from typing import Any
 from ..feedback import MAX_PAUSE, Feedback, read_response
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.rates import limit_of_key
 from ..store.keys import short
 from .argument_checks import length_of
 from .decision_counts import count_upstream
@@ -86,7 +87,7 @@ class ReportMethods(UpstreamMethods):
             first = max(1.0, limit.interval)
             if seconds is None and max_pause < max(first, LONGEST_UNSAID):
                 seconds = min(first, max_pause)
-            demand = LimitRequest(limit, name, short(key or ""))
+            demand = LimitRequest(limit_of_key(limit, short(key or "")), name, short(key or ""))
             return (yield from report_throttle(self._core, demand, note, seconds, None)).seconds
         if said.pause is None:
             return 0.0

@@ -11,6 +11,7 @@ from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
+from ..limits.rates import limit_of_key
 from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
 from ..names import IMPORT_HINT, near, no_such_limit
@@ -97,11 +98,14 @@ class RequestResolver:
         if isinstance(key, str):
             key = short(key)
         asked: list[tuple[AnyLimit, str | None, int | None]]
-        asked = [(limit, key, own) for limit, own in zip(chosen, costs_for(chosen, cost, of_each), strict=True)]
+        asked = [
+            (limit_of_key(limit, key), key, own)
+            for limit, own in zip(chosen, costs_for(chosen, cost, of_each), strict=True)
+        ]
         if args is not None:
             asked = self._from_arguments(asked, args)
         try:
-            return each_bucket_once([(_demand if each[0].changes else self._demand)(*each) for each in asked])
+            return each_bucket_once([self._demand(*each) for each in asked])
         except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
             return each_bucket_once([_demand(*each) for each in asked])
 
@@ -120,6 +124,7 @@ class RequestResolver:
                 if filled is None:
                     continue
                 key = short(filled)
+                limit = limit_of_key(limit, key)
             applied.append((limit, key, cost_of(limit, args, (), args) if cost is None else cost))
         return applied
 
@@ -185,7 +190,7 @@ class RequestResolver:
             raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
         if code is not None and key is not None and code.key is None and not code.per_worker and not force:
             raise _not_kept_by_key([replace(code, name=name)], key)
-        return name, code if code is None or key is None else code.of_key(short(key))
+        return name, code
 
     def unknown(self, name: str) -> ConfigurationError:
         hint = "" if self.others is dict else IMPORT_HINT  # an app has limits of tasks

@@ -10,6 +10,7 @@ from ..errors import ConfigurationError, shown
 from ..feedback import LONGEST_RETRY_AFTER
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
+from ..limits.rates import limit_of_key
 from ..store.keys import bucket_key, changes_key, history_key, key_settings_key, short, touched_key
 from ..store.resp import bulk
 from .admin_methods import AdminMethods
@@ -64,7 +65,8 @@ class UpstreamMethods(AdminMethods):
             Seconds from now until the pause ends; 0.0: the limit is not paused.
         """
         known, code = yield from self._named(name, key, force)
-        demand, note = LimitRequest(code or Limit("1/s"), known, short(key or "")), note_of(by, reason)
+        limit, note = limit_of_key(code or Limit("1/s"), short(key or "")), note_of(by, reason)
+        demand = LimitRequest(limit, known, short(key or ""))
         is_known = code is not None
         return (
             yield from report_throttle(self._core, demand, note, retry_after, granted_at, is_known=is_known)

@@ -32,15 +32,6 @@ def check_cost(name: str, cost: Any, most: int) -> int:
 class AnyLimit:
     """A resolved limit: a :class:`Limit` or a :class:`Concurrency`."""
 
-    @property
-    def changes(self) -> bool:
-        """Whether the rate of one of its keys may change: ``Limit(rates=…)`` is a function."""
-        return False
-
-    def of_key(self, key: str) -> AnyLimit:
-        """The limit with the rate of one of its keys; itself, if that has no rate of its own in the code."""
-        return self
-
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
 

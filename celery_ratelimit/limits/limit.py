@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
@@ -21,10 +20,10 @@ from .any_limit import (
 )
 from .breaker import Breaker, breaker_of
 from .fitting import WINDOWS, check_exact, check_room_for_costs
-from .key_rates import KeyRates, key_rates_of
 from .limit_options import check_options
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
+from .rates import rates_of
 from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
@@ -61,10 +60,10 @@ class Limit(AnyLimit):
         key: the bucket that a call uses: none (a single bucket), a template over the task's arguments
             (``"tenant:{tenant_id}"``, ``"{order.tenant_id}"``; positional ones are bound by name), or a callable that
             gets the task's arguments and returns a string.
-        rates: rates of keys, as ``{"gpt-large": "10000/m", "*": "200000/m"}`` (``"*"``: all other keys); or a function
-            that gets a key and returns its rate, or ``None``: ``rate``. Be quick: workers call it in their event
-            loops. If it fails, the key's last rate holds, else ``rate``.
-        rates_ttl: seconds for which a function's rates are remembered.
+        rates: rates of single keys, in place of ``rate``: ``{"gpt-large": "10000/m", "*": "200000/m"}``, where ``"*"``
+            stands for all others; or a callable that gets a key and returns its rate (``None``: ``rate``), or another
+            mapping. ``docs/model-apis.md``.
+        rates_ttl: seconds for which a callable's or a mapping's answer is cached, in each process.
         missing_key: a call whose arguments give no key (an argument of ``key`` is missing or ``None``, or the callable
             returns ``None``): ``"error"``, ``"exempt"`` (the limit does not apply to it) or ``"shared"`` (all such
             calls have one bucket, of the key ``(missing)``). Default: ``ratelimit_missing_key``, else ``"error"``.
@@ -195,10 +194,6 @@ class Limit(AnyLimit):
         object.__setattr__(self, "parsed", parsed)
         check_exact(self, who, parsed)
         object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
-        of_keys = key_rates_of(who, rates, rates_ttl, key=key, per_worker=per_worker)
-        object.__setattr__(self, "rates", of_keys)
-        for each in of_keys or ():
-            replace(self, rate=each, rates=None)  # finds impossible ones early
         if priority_reserve is not None:
             dearest = cost if isinstance(cost, int) else 1
             object.__setattr__(self, "priority_reserve", priority_reserve_of(who, priority_reserve, burst, dearest))
@@ -209,6 +204,7 @@ class Limit(AnyLimit):
                 object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
                 raise ConfigurationError(f"{who}: {error}") from None
+        object.__setattr__(self, "rates", rates_of(who, self))
 
     def __hash__(self) -> int:
         # Limits are hashed at every call: the hash is computed once, and again in another process.
@@ -276,22 +272,7 @@ class Limit(AnyLimit):
             extra = -((most if leaves is None else leaves) * MILLION + most)
         return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, extra
 
-    @property
-    def changes(self) -> bool:
-        return isinstance(self.rates, KeyRates) and self.rates.changes
-
-    def of_key(self, key: str) -> AnyLimit:
-        rate = self.rates.rate(key) if isinstance(self.rates, KeyRates) and key else None
-        return self if rate is None or rate == self.rate else _with_rate(self, rate)
-
     def __str__(self) -> str:
         burst = f", burst {self.burst}" if self.burst > 1 and self.algorithm == "token_bucket" else ""
-        return f"{self.name or 'limit'}: {self.rate}{burst}"
-
-
-@lru_cache(maxsize=1024)
-def _with_rate(limit: Limit, rate: str) -> Limit:
-    try:
-        return replace(limit, rate=rate)
-    except ConfigurationError:  # a function's rate that does not go with the limit's other options
-        return limit
+        rates = f", rates {self.rates.by}" if self.rates is not None else ""
+        return f"{self.name or 'limit'}: {self.rate}{burst}{rates}"

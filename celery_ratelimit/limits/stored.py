@@ -148,7 +148,7 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     if code is not None and code.name is None:
         code = replace(code, name=name)
     if isinstance(rate, str):
-        limit: AnyLimit = replace(code, rate=rate) if isinstance(code, Limit) else Limit(rate, name=name)
+        limit: AnyLimit = replace(code, rate=rate, rates=None) if isinstance(code, Limit) else Limit(rate, name=name)
     elif isinstance(rate, (Limit, Concurrency)):
         limit = replace(rate, name=name)
     else:

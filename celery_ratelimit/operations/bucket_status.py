@@ -20,6 +20,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.fitting import WINDOWS
 from ..limits.limit import Limit
 from ..limits.rate import period_of
+from ..limits.rates import limit_of_key
 from ..limits.stored import LimitConfig
 from ..store.keys import count_keys
 
@@ -118,6 +119,8 @@ def asking_standings(
     codes, demands = [], []
     for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
         code = limits.get(name) or quotas.get(name)
+        if code is not None:
+            code = limit_of_key(code, key, ask=False)
         codes.append(code)
         demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
     return bucket_statuses(core, demands, codes)

@@ -17,7 +17,8 @@
 --                      that no worker consumes. Until a worker does, they do not delay other tasks
 --   8  due             sorted set, key of a bucket -> us at which a worker has to process its parking lot; one for each limit
 --   9  code            string: the limit as it is in the code of the worker that last processed one of these parking lots; one for each
---                      limit. With another code that worker would have planned another time: see compare_and_note_code.lua
+--                      limit. With another code that worker would have planned another time: see compare_and_note_code.lua.
+--                      Where rates go by key: 'r' and a number of all of them
 --   10 task_index      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
 --   11 suspended_lots  sorted set, key of a bucket -> 0: its parking lot has tasks set aside; one for each limit
 --   12 costs           hash, key of a bucket -> permits that its parked tasks cost; one for each limit

@@ -134,7 +134,7 @@ function turns.use(weights)
     if not clock then return false end
     in_code, tags, gone, dropped, after = weights, {}, {}, {}, {}
     known[TURNS] = marks[SUM] or 1
-    local number, last = match(weights, '^%d+') or -0.5, shares.changes() and heed_changes(marks[SINCE]) or 0
+    local number, last = match(weights, '^r?(%d+)') or -0.5, shares.changes() and heed_changes(marks[SINCE]) or 0
     if last > marks[SINCE] or number + 1 ~= (marks[IN_CODE] or 0.5) or (known[TURNS] >= STORED) ~= (shares.changes() ~= false) then
         sum_up()
         first = first + call('ZADD', TURNS, precise(-known[TURNS]), SUM, -number - 1, IN_CODE)

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery, current_task
 
 from benchmarks.records import Recorder
-from celery_ratelimit import Concurrency, Limit, RateLimitedTask, install
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask, install
 from celery_ratelimit.signals import task_throttled
 from tests.apps import pool_jobs  # noqa: F401  (registers itself)
 
@@ -253,6 +253,36 @@ def mixed(index: int) -> int:
 def settled(self: Any, index: int, estimate: int, actual: int) -> list[bool]:
     note(index)
     return [self.settle(actual), self.settle(actual)]
+
+
+BY_NAME = [Limit("10/s", burst=100, name="tokens", cost="estimate"), Limit("100/s", burst=10, name="calls")]
+
+
+@app.task(bind=True, base=RateLimitedTask, limits=BY_NAME)
+def settled_by_name(self: Any, index: int, estimate: int, actual: int) -> list[Any]:
+    note(index)
+    said: list[Any] = []
+    for costs in ({"tokes": actual}, {}, {"tokens": actual}):
+        try:
+            said.append(self.settle(**costs))
+        except ConfigurationError as error:
+            said.append(str(error))
+    return said
+
+
+def plan_of(customer: str) -> str:
+    """Each answer is asked for again."""
+    if customer == "lost":
+        raise ConnectionError("the database of plans is away")
+    if customer == "none":
+        raise SystemExit(1)
+    return "20/s"
+
+
+@app.task(base=RateLimitedTask, limits=Limit("5/s", key="{customer}", rates=plan_of, rates_ttl=0.05))
+def by_plan(index: int, customer: str) -> int:
+    note(index)
+    return index
 
 
 @app.task

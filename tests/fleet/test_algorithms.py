@@ -17,7 +17,7 @@ from benchmarks.records import Start
 from celery_ratelimit import Concurrency, Limit, Limiter, Throttled
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import AGAIN, Fleet, assert_never_over, until
+from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, until
 
 #: A place is given back when the worker hears that the task has ended, so it is never free too early.
 PLACES = 3
@@ -212,6 +212,34 @@ def test_a_task_settles_what_it_really_cost_once(server: EmbeddedServer, store: 
         assert limiter.peek(limit).remaining >= 89
         assert fleet.send("settled", 1, 10, 60).get(timeout=10) == [True, False]
         assert limiter.peek(limit).remaining <= 60
+
+
+def test_a_task_settles_by_the_names_of_its_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        wrong, neither, right = fleet.send("settled_by_name", 0, 50, 90).get(timeout=10)
+    assert "no limit 'tokes'" in wrong
+    assert "(limits: tokens, calls)" in wrong
+    assert "task 'tests.apps.fleet.settled_by_name': settle takes either permits" in neither
+    assert right is True
+    assert limiter.peek(Limit("10/s", burst=100, name="tokens")).reset_after > 5.5, "more than the 50 that were charged"
+
+
+def test_each_key_has_its_rate_and_errors_of_the_callable_lose_no_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        for index in range(60):
+            fleet.send("by_plan", index, ("paid", "lost", "none")[index % 3])
+        fleet.start(number=2)
+        fleet.wait_for(60, 20)
+        permits = fleet.permits()
+    assert sorted(permit.index for permit in permits) == list(range(60))
+    of_customers = [[permit for permit in permits if permit.index % 3 == number] for number in range(3)]
+    for own, rate in zip(of_customers, (20, 5, 5), strict=True):
+        assert_never_over(own, rate)
+    assert_over(of_customers[0], 5)
 
 
 def test_a_plain_process_and_the_fleet_share_the_places(

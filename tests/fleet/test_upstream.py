@@ -239,19 +239,3 @@ def test_a_task_that_waits_in_a_worker_outlives_it_if_it_is_stopped(
         fleet.start()
         assert result.get(timeout=60) == [0, 0]
         nothing_is_left(fleet, store)
-
-
-@pytest.mark.parametrize(("task", "runs"), [("newest", 2), ("oldest", 0)])
-def test_of_tasks_that_are_coalesced_the_right_one_stays(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, runs: int
-) -> None:
-    with upstream_fleet(server, tmp_path, "tests.apps.upstream_coalesced", rate="1/s") as fleet:
-        limiter = Limiter.from_url(server.url)
-        fleet.start()
-        results = [send(fleet, task, "a", 0, 1, 3.0)]
-        until(lambda: limiter.config(task, force=True).paused_by, 20, "the pause")
-        results += [send(fleet, task, "a", index, 0, 3.0) for index in (1, 2)]
-        until(lambda: all(result.ready() for result in results), 30, "the end of all")
-        assert [result.state for result in results] == ["SUCCESS" if each == runs else "REVOKED" for each in range(3)]
-        assert [start.index for start in fleet.starts()] == [runs]
-        nothing_is_left(fleet, store)
