@@ -5,7 +5,7 @@
 -- way. A shorter pause never shortens one that is there. A token bucket is empty when the pause ends: no burst meets the upstream.
 --
 -- KEYS   four of the limit, see include/read_limits.lua; then changes, touched, history and key_settings, see include/change_config.lua; then refused:
---        "<us it began> <us it ends> <us it lasts>" of the last pause that a report has begun
+--        "<us it began> <us it ends> <us it lasts> <tat us before it>" of the last pause that a report has begun, see pause.lua
 -- ARGV   1  retry     us, > 0: for how long the upstream wants no calls; 0: it has not said
 --        2  granted   us: when the permit of the call was good; 0: now
 --        3  interval  us, > 0: in which a permit comes back; 0: the limit is not known, and its bucket stays as it is
@@ -35,7 +35,7 @@ local FIRST_US, PROBES = 1000000, 10
 --!include load_line_functions.lua
 --!include wake_idle_workers.lua
 
-local began, ends, lasted = match(call('GET', REFUSED) or '', '^(%d+) (%d+) (%d+)$')
+local began, ends, lasted, before = match(call('GET', REFUSED) or '', '^(%d+) (%d+) (%d+) (%d+)$')
 if began then
     began, ends, lasted = began + 0, ends + 0, lasted + 0
     if config.resumed > began then ends = min(ends, config.resumed) end -- by hand
@@ -72,7 +72,11 @@ if until_us > max(now, config.paused) then
     paused = pause
     keep_config('throttled')
     if pause > SHORT_US then ring(REFUSED) end -- workers give up permits that are good during the pause
-    call('SET', REFUSED, format('%d %d %d', now, until_us, lasts), 'PX', int(ceil((pause + HOUR_US) / 1000)))
+    if not ends or ends <= now then
+        local state = redis.pcall('GET', STATE) -- of a sliding log it is a list
+        before = tonumber(match(type(state) == 'string' and state or '', '^t%d+ %d+ (%d+)') or 0)
+    end
+    call('SET', REFUSED, format('%d %d %d %d', now, until_us, lasts, before), 'PX', int(ceil((pause + HOUR_US) / 1000)))
 end
 
 local limit = limits[1]

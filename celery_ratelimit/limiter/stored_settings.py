@@ -107,7 +107,8 @@ class SettingOperations:
     def pause(self, name: str, key: str | None, us: int, note: str) -> Operation[int]:
         """Pause a limit for ``us`` microseconds; returns its remaining pause. 0: end a pause; 1: it had one."""
         values = (us, short(key or ""), note)
-        return int((yield from _reply(self._scripts.pause, self._changes(name, key), values)))
+        bucket = [bucket_key(self.prefix, name, short(key or ""), kind) for kind in ("state", "refused")]
+        return int((yield from _reply(self._scripts.pause, (*self._changes(name, key), *bucket), values)))
 
     def reduce_rate(
         self, name: str, key: str | None, adaptive: Adaptive, granted: int | None, note: str

@@ -241,3 +241,34 @@ def test_what_upstreams_cause_is_counted_by_source(limiter: Limiter, clock: Cloc
     later = limiter.stats("api")["api"]
     assert later.upstream() == {}
     assert later.results["upstream_refused"] == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [
+        (Limit("10/s"), 0),
+        (Limit("10/s"), 1),
+        (Limit("10/s", burst=10), 0),
+        (Limit("10/s", burst=10), 10),
+        (Limit("10/s", burst=2, debt=20), 20),
+        (Limit("10/s", resume_over=10), 0),
+    ],
+)
+def test_resume_ends_an_upstreams_pause(limiter: Limiter, clock: Clock, limit: Limit, taken: int) -> None:
+    """As if it had ended by itself then: calls leave at the rate, without a burst, and debt stays."""
+    limiter.quotas["here"] = limit
+    if taken:
+        assert limiter.acquire("here", cost=taken).allowed
+    limiter.throttled("here", retry_after=3600)
+    limiter.throttled("here", retry_after=7200)
+    clock.advance(0.5)
+    assert limiter.resume("here")
+    debt = max(0.0, (taken - 5 - limit.burst) / 10)
+    wait = limiter.acquire("here").retry_after
+    assert wait <= max(debt + 0.1, 1.0 if limit.resume_over else 0.1)
+    clock.advance(max(debt, wait))
+    granted = 0
+    for _ in range(10):
+        clock.advance(0.1)
+        granted += limiter.acquire("here").allowed
+    assert (1 if limit.resume_over else 9) <= granted <= 11
