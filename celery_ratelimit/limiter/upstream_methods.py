@@ -50,7 +50,8 @@ class UpstreamMethods(AdminMethods):
         is up to a quarter longer by chance. A pause never shortens a longer one. Afterwards calls leave at the rate: a
         token bucket has no burst then.
 
-        The rate of a limit with ``adaptive`` falls; without ``retry_after`` it is not paused besides.
+        The rate of a limit with ``adaptive`` falls; without ``retry_after`` it is not paused besides, until its rate is
+        at the floor.
 
         Args:
             name: the limit's name, or the limit.
@@ -113,8 +114,9 @@ def report_throttle(
         raise ConfigurationError(f"granted_at={shown(granted_at)} must be a whole number of microseconds since 1970")
     yield from count_upstream(core, demand.name, outcome)
     if isinstance(demand.limit, Limit) and demand.limit.adaptive is not None:
-        yield from core.settings.reduce_rate(demand.name, demand.key, demand.limit.adaptive, granted_at, note)
-        if not seconds:
+        adaptive = demand.limit.adaptive
+        share = yield from core.settings.reduce_rate(demand.name, demand.key, adaptive, granted_at, note)
+        if not seconds and share > adaptive.floor + 1e-6:
             return Paused(0.0)
     number, packed_keys, arguments = core.calls.packed((demand,))
     prefix, name = core.calls.prefix, demand.name

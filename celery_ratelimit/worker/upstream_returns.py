@@ -25,7 +25,7 @@ from ..errors import StoreFull
 from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
 from ..limiter.upstream_methods import Paused
-from ..store.keys import bucket_key
+from ..store.keys import bucket_key, short
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import asked
 from .actions import AGAIN
@@ -41,6 +41,9 @@ from .rules import GiveUp, Park, PermitRequest, Republish, StartAt
 __all__ = ["UpstreamReturns", "put_back"]
 
 logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds: a task that may wait for less does not take the first permit after a pause: it might be given up.
+LONGEST_HELD = 1.0
 
 
 def put_back(
@@ -102,7 +105,8 @@ class UpstreamReturns:
             paused = self._pause(pending, demand, refusal)
             count_upstream_throttle(request.message)
             since = int(marker_in(request.message).get("since") or refusal.granted_at)
-            parks = pending.parks and not self._outage
+            is_other = refusal.key is not None and short(refusal.key) != demand.key
+            parks = pending.parks and not self._outage and not is_other  # its own bucket is not paused
             action = put_back(pending, demand, paused, monotonic(), since=since, parks=parks)
         except Exception as error:
             logger.error("Task %s[%s] cannot be put back: %r", request.name, request.id, error, exc_info=error)
@@ -137,7 +141,8 @@ class UpstreamReturns:
     def _pause(self, pending: PendingRequest, demand: LimitRequest, refusal: ReturnToBacklog) -> Paused:
         """Pause the limit. A store that does not answer pauses nothing; the task waits all the same."""
         request = pending.request
-        takes = len(pending.demands) == 1 and demand.share is None and pending.plan.policy.waits
+        policy = pending.plan.policy
+        takes = len(pending.demands) == 1 and demand.share is None and policy.waits and policy.claim >= LONGEST_HELD
         takes = takes and not self._worker.is_stopping
         report = partial(report_refusal, self._asker, demand, refusal, request.task.name, request.id, takes=takes)
         paused = self._outage.ask(report, None)

@@ -88,6 +88,18 @@ twice = app.task(name="twice", base=RateLimitedTask, bind=True, limits=RATE, max
 several = app.task(
     name="several", limits=[Limit(RATE, name="one"), Limit(RATE, name="two"), Concurrency(2, name="seats")], **ALL
 )(raising)
+
+
+@app.task(name="elsewhere", base=RateLimitedTask, limits=Limit(RATE, name="by_key", key="{index}"), bind=True)
+def elsewhere(self: Any, index: int, refusals: int, seconds: float | None) -> list[Any]:
+    """The upstream refuses another key's calls, too, and the task says so."""
+    try:
+        call(index, refusals, seconds)
+    except TooMany as error:
+        raise UpstreamThrottled(seconds, key="other") from error
+    return [index, self.request.retries]
+
+
 EQUAL = {"coalesce_key": "{refusals}", "limits": Limit(RATE, name="upstream"), **ALL}
 newest = app.task(name="newest", coalesce="newest", **EQUAL)(raising)
 oldest = app.task(name="oldest", coalesce="oldest", acks_late=True, **EQUAL)(raising)

@@ -81,6 +81,17 @@ def test_a_task_goes_back_as_it_came(
         assert_never_over(fleet.permits(), 50)
 
 
+def test_a_task_whose_upstream_pauses_another_key_waits_for_the_pause(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with upstream_fleet(server, tmp_path) as fleet:
+        fleet.start()
+        assert send(fleet, "elsewhere", 0, 1, 2.0).get(timeout=30) == [0, 0]
+        first, second = sorted(each.at for each in calls(fleet))
+        assert second - first > 1.8
+        nothing_is_left(fleet, store)
+
+
 @pytest.mark.parametrize(("task", "done"), [("newest", 1), ("oldest", 0)])
 def test_a_refused_task_is_coalesced_with_an_equal_one_that_waits(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, done: int

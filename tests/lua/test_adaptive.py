@@ -63,6 +63,17 @@ def test_a_rate_that_was_refused_is_approached_slowly_and_exceeded_later(limiter
     assert found[-1] == 1.0, "the whole rate, after as long again"
 
 
+def test_at_its_floor_a_limit_is_paused_as_others_are(limiter: Limiter, clock: Clock) -> None:
+    pauses = []
+    for _ in range(9):
+        clock.advance(0.05)
+        pauses.append(limiter.throttled("api", granted_at=clock.us))
+        clock.advance(pauses[-1])
+    assert pauses[:6] == [0.0] * 6, "0.7^6 is above the floor of 0.1"
+    assert 1.0 <= pauses[6] <= 1.25
+    assert pauses[7] >= 2.0
+
+
 def test_refused_calls_of_one_incident_reduce_the_rate_once(limiter: Limiter, clock: Clock) -> None:
     clock.advance(10)
     older = clock.us
