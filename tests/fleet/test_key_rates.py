@@ -24,4 +24,5 @@ def test_parked_tasks_of_each_key_leave_at_its_rate(server: EmbeddedServer, stor
             permits = [permit for permit in fleet.permits() if permit.index == index]
             assert_never_over(permits, rate)
             times = sorted(permit.at for permit in permits)
-            assert (len(times) - 1) / (times[-1] - times[0]) > 0.9 * rate
+            shown = (len(times) - 1) / (times[-1] - times[0])
+            assert shown > 0.5 * rate, "its own, and not the limit's or the other key's"

@@ -70,7 +70,8 @@ class Seen:
         store.config_resetstat()
 
     def _dump(self) -> dict[bytes, bytes]:
-        return {key: self._store.dump(key) for key in self._store.scan_iter()}
+        dumped = {key: self._store.dump(key) for key in self._store.scan_iter()}
+        return {key: value for key, value in dumped.items() if value is not None}  # else it has expired meanwhile
 
     def assert_unchanged(self) -> None:
         sent = {name.removeprefix("cmdstat_").partition("|")[0] for name in self._store.info("commandstats")}
