@@ -140,7 +140,9 @@ def test_law_1_holds_while_the_rate_goes_up_and_down(
         if period.limit is None:
             assert good == [], "nothing is let in during a pause"
             continue
-        assert during, "somebody did ask"
+        if period.begin > told[-1].asked - us(EACH):
+            continue  # the callers ended before it did: the machine is busy
+        assert during, "the callers have asked"
         pace = period.limit.interval if algorithm == "token_bucket" else 0.0
         assert {(each.size, each.interval) for each in during} == {(period.limit.size, pace)}, "the rate in force"
         if horizon == 0:
