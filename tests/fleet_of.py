@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -246,13 +245,6 @@ class Fleet:
     def signals(self) -> list[str]:
         path = self.directory / "signals"
         return path.read_text().splitlines() if path.exists() else []
-
-    def came_within(self) -> float:
-        """Seconds from the first task's coming in to the last one's, by the log of the only worker."""
-        came: dict[str, datetime] = {}
-        for at, id in re.findall(r"^\[(\S+ \S+): .*\[([0-9a-f-]{36})\] received", self.log(), re.MULTILINE):
-            came.setdefault(id, datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f"))
-        return (max(came.values()) - min(came.values())).total_seconds()
 
     def sent_back(self) -> int:
         """How often a task came to a worker once more, by what the workers have logged."""

@@ -16,6 +16,7 @@ import redis
 from celery_ratelimit import AsyncLimiter, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.errors import StoreMisconfigured
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
+from tests.conftest import PATIENT
 
 API = Limit("1/s", name="api")
 
@@ -121,6 +122,7 @@ CASES: dict[str, tuple[Callable[[TLS], str], str]] = {
 def test_tls_that_cannot_be_says_what_to_do(tls: TLS, ask: Callable[[str], None], cluster: bool, case: str) -> None:
     url, mend = CASES[case]
     written = url(tls).replace("://", "+cluster://") if cluster else url(tls)
+    written += f"{'&' if '?' in written else '?'}{PATIENT[1:]}"
     with pytest.raises(StoreMisconfigured, match=mend) as caught:
         ask(written)
     assert str(tls.directory) not in str(caught.value)
@@ -128,9 +130,9 @@ def test_tls_that_cannot_be_says_what_to_do(tls: TLS, ask: Callable[[str], None]
 
 @ASKS
 def test_a_server_that_speaks_tls_as_it_should_is_served(tls: TLS, ask: Callable[[str], None]) -> None:
-    ask(f"rediss://127.0.0.1:{tls.port}?ssl_ca_certs={tls.file('server.pem')}")
+    ask(f"rediss://127.0.0.1:{tls.port}{PATIENT}&ssl_ca_certs={tls.file('server.pem')}")
     own = f"&ssl_certfile={tls.file('server.pem')}&ssl_keyfile={tls.file('server.key')}"
-    ask(f"rediss://127.0.0.1:{tls.asking}?ssl_ca_certs={tls.file('server.pem')}{own}")
+    ask(f"rediss://127.0.0.1:{tls.asking}{PATIENT}&ssl_ca_certs={tls.file('server.pem')}{own}")
 
 
 @ASKS

@@ -91,7 +91,7 @@ def test_max_wait_gives_up_what_is_too_far_away_and_reserves_nothing_for_it(
         states = [outcome(result) for result in results]
         done = [index for index, state in enumerate(states) if state == "done"]
         assert done[:3] == [0, 1, 2]  # at 0, 0.25 and 0.5 s
-        assert len(done) <= 1 + 4 * (0.5 + fleet.came_within()) + 1
+        assert len(done) < 15, "all of them would take five seconds"
         assert set(states) == {"done", "throttled"}
 
 

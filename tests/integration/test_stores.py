@@ -31,6 +31,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from celery_ratelimit.worker.limit_watcher import read_changes
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.parks import park_one
 
@@ -96,7 +97,9 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, 
 def test_tls(tls_server: tuple[int, Path], celerys: bool) -> None:
     port, certificate = tls_server
     required = "CERT_REQUIRED" if celerys else "required"
-    limiter = Limiter.from_url(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs={required}&ssl_ca_certs={certificate}")
+    limiter = Limiter.from_url(
+        f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs={required}&ssl_ca_certs={certificate}&{PATIENT[1:]}"
+    )
     assert limiter.check_store() == []
     assert limiter.acquire(SPREAD).allowed
 
