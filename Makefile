@@ -20,9 +20,9 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-# Those of make test, too: everything there is.
+# Those of make test, too: everything there is. Four files at a time, with their fleets, are more than two cores can do in time.
 test-all: $(STAMP) lint
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Without workers and brokers: while one works on a change.
 check: $(STAMP) lint
