@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import ConfigurationError, shown
 from .any_limit import is_number
 from .priority_reserve import MILLION
 
-__all__ = ["Adaptive", "adapted_share", "adaptive_of"]
+__all__ = ["Adaptive", "adapted_share"]
 
 #: Steps in which a rate recovers to what it was, see ``lua/include/adapted_share.lua``.
 SHARE_STEPS = 60
@@ -44,19 +43,6 @@ class Adaptive:
     def wire(self) -> tuple[int, int]:
         """What ``lua/reduce_rate.lua`` takes: us until the refused rate is back, and the least share in millionths."""
         return round(self.recover * 1e6 / 2), max(1, round(self.floor * MILLION))
-
-
-def adaptive_of(who: str, written: Any) -> Adaptive | None:
-    """Read the option ``adaptive=`` of a limit: True, False, ``None`` or an :class:`Adaptive`.
-
-    Raises:
-        ConfigurationError: none of these.
-    """
-    if isinstance(written, Adaptive):
-        return written
-    if written is None or isinstance(written, bool):
-        return Adaptive() if written else None
-    raise ConfigurationError(f"{who}: adaptive={shown(written)} must be True, False or an Adaptive(floor=…, recover=…)")
 
 
 def adapted_share(now: int, reduced: int, before: int, recover: int, least: int) -> float:

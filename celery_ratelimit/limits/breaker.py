@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import ConfigurationError, shown
 from .any_limit import is_number
 
-__all__ = ["Breaker", "breaker_of"]
+__all__ = ["Breaker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +43,3 @@ class Breaker:
         if not errors or not all(isinstance(each, type) and issubclass(each, BaseException) for each in errors):
             raise ConfigurationError(f"Breaker: errors={shown(self.errors)} must be classes of errors")
         object.__setattr__(self, "errors", errors)
-
-
-def breaker_of(who: str, written: Any) -> Breaker | None:
-    """Read the option ``breaker=`` of a limit: True, False, ``None`` or a :class:`Breaker`.
-
-    Raises:
-        ConfigurationError: none of these.
-    """
-    if isinstance(written, Breaker):
-        return written
-    if written is None or isinstance(written, bool):
-        return Breaker() if written else None
-    raise ConfigurationError(
-        f"{who}: breaker={shown(written)} must be True, False or a Breaker(open_after=…, half_open_every=…)"
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .adaptive import Adaptive, adaptive_of
+from .adaptive import Adaptive
 from .any_limit import (
     AnyLimit,
     check_cost,
@@ -18,9 +18,9 @@ from .any_limit import (
     check_shadow,
     is_number,
 )
-from .breaker import Breaker, breaker_of
+from .breaker import Breaker
 from .fitting import WINDOWS, check_exact, check_room_for_costs
-from .limit_options import check_options
+from .limit_options import check_options, switch_of
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
 from .rates import rates_of
@@ -177,8 +177,10 @@ class Limit(AnyLimit):
         check_shadow(who, shadow)
         check_max_parked(who, max_parked)
         check_missing_key(who, missing_key, key)
-        object.__setattr__(self, "adaptive", adaptive_of(who, adaptive))
-        object.__setattr__(self, "breaker", breaker_of(who, breaker))
+        example = "an Adaptive(floor=…, recover=…)"
+        object.__setattr__(self, "adaptive", switch_of(who, "adaptive", adaptive, Adaptive, example))
+        example = "a Breaker(open_after=…, half_open_every=…)"
+        object.__setattr__(self, "breaker", switch_of(who, "breaker", breaker, Breaker, example))
         if algorithm not in ALGORITHMS:
             places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
             raise ConfigurationError(

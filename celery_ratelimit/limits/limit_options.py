@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigurationError, shown
 from .any_limit import is_number
@@ -10,7 +10,9 @@ from .any_limit import is_number
 if TYPE_CHECKING:
     from .limit import Limit
 
-__all__ = ["check_options"]
+__all__ = ["check_options", "switch_of"]
+
+_T = TypeVar("_T")
 
 #: Most sub-windows of a sliding window: each costs the store some time at every decision.
 _MOST_SUB_WINDOWS = 1000
@@ -75,3 +77,16 @@ def check_options(limit: Limit, who: str) -> None:
     if limit.adaptive is not None and (limit.refill == "interval" or limit.warmup):
         other = "warmup" if limit.warmup else "refill"
         raise ConfigurationError(f"{who}: adaptive changes the rate of a bucket that refills evenly: leave {other} out")
+
+
+def switch_of(who: str, option: str, written: Any, kind: type[_T], example: str) -> _T | None:
+    """Read an option that is True, False, ``None`` or a ``kind`` with values of its own, as in ``example``.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    if isinstance(written, kind):
+        return written
+    if written is None or isinstance(written, bool):
+        return kind() if written else None
+    raise ConfigurationError(f"{who}: {option}={shown(written)} must be True, False or {example}")

@@ -176,15 +176,11 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
 def upstream_said(counts: Mapping[str, int]) -> str:
     """As in ``12 calls refused, 1 pause by headers``; see :data:`celery_ratelimit.observing.UPSTREAM`."""
     words = {
-        "upstream_refused": "call refused",
-        "upstream_header": "pause by headers",
-        "breaker_opened": "opening of the breaker",
+        "upstream_refused": ("call", "refused"),
+        "upstream_header": ("pause", "by headers"),
+        "breaker_opened": ("opening", "of the breaker"),
     }
-    said = []
-    for what, number in counts.items():
-        first, *rest = words[what].split()
-        said.append(" ".join([number_of(number, first), *rest]))
-    return ", ".join(said)
+    return ", ".join(f"{number_of(number, words[what][0])} {words[what][1]}" for what, number in counts.items())
 
 
 def _backlog(lot: ParkingLot, now: float) -> str:
