@@ -16,7 +16,7 @@ from ..limiter.stored_settings import LONGEST, note_of
 from ..limiter.sync_store import StoreRunner
 from ..limiter.upstream_methods import Paused, report_throttle
 from ..limits.concurrency import Concurrency
-from ..limits.rates import limit_of_key
+from ..limits.rates import limit_of_key, whole_limit
 from ..store.keys import short
 from .kept import kept
 from .plan import plan_of
@@ -70,8 +70,7 @@ def report_refusal(
     """Pause the limit of ``demand``; ``task``, ``id``: whose call it was; ``takes``: see :func:`report_throttle`."""
     if refusal.key is not None:
         key = short(refusal.key)
-        whole = getattr(demand.limit, "whole", demand.limit)
-        demand, takes = LimitRequest(limit_of_key(whole, key), demand.name, key), False
+        demand, takes = LimitRequest(limit_of_key(whole_limit(demand.limit), key), demand.name, key), False
     note = note_of(f"429 of task {task}"[:LONGEST], f"of task {id}"[:LONGEST])
     granted_at = refusal.granted_at or None
     return asker.drive(report_throttle(asker.core, demand, note, refusal.retry_after, granted_at, takes=takes))

@@ -14,6 +14,7 @@ from ..limiter.operation import Operation, RunScript, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
+from ..limits.rates import whole_limit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk, text
 from ..store.script import Script
@@ -207,7 +208,7 @@ def weights_text(limit: AnyLimit) -> str:
 
     An ``r`` before it: the rates go by key, and the number alone says whether the limit has changed in the code.
     """
-    limit = getattr(limit, "whole", limit)
+    limit = whole_limit(limit)
     rates = getattr(limit, "rates", None)
     if not limit.weights and rates is None:
         return ""

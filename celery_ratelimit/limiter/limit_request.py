@@ -13,6 +13,7 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..limits.priority_reserve import MILLION
+from ..limits.rates import whole_limit
 from ..store.keys import short
 from ..store.resp import bulk
 
@@ -144,7 +145,7 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
-    limit = getattr(limit, "whole", limit)  # its rate may be that of a key
+    limit = whole_limit(limit)  # its rate may be that of a key
     if isinstance(limit, Limit):
         limit = replace(limit, rates=None)
     if isinstance(limit, Concurrency):

@@ -15,7 +15,7 @@ from .any_limit import AnyLimit, is_number
 if TYPE_CHECKING:
     from .limit import Limit
 
-__all__ = ["EVERY_OTHER", "Rates", "has_other_answers", "limit_of_key", "rates_of"]
+__all__ = ["EVERY_OTHER", "Rates", "has_other_answers", "limit_of_key", "rates_of", "whole_limit"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -146,9 +146,15 @@ def limit_of_key(limit: _L, key: str | None, *, ask: bool = True) -> _L:
         return limit
 
 
+def whole_limit(limit: _L) -> _L:
+    """The limit of which :func:`limit_of_key` has given the limit of a key; itself, if it is none of a key."""
+    whole: _L = getattr(limit, "whole", limit)
+    return whole
+
+
 def has_other_answers(limit: AnyLimit) -> bool:
     """Whether the rate of a key may change while the process runs."""
-    rates: Rates | None = getattr(getattr(limit, "whole", limit), "rates", None)
+    rates: Rates | None = getattr(whole_limit(limit), "rates", None)
     return rates is not None and rates.fixed is None
 
 
