@@ -164,8 +164,9 @@ class Fleet:
         """Start workers with the ordinary command and return when each is ready."""
         for _ in range(number):
             self.launch(*options)
-        for index in range(len(self.workers)):
-            until(lambda i=index: " ready." in self.log(i), 40, f"worker {index} being ready\n{self.log(index)}")
+        for index, worker in enumerate(self.workers):
+            until(lambda i=index, w=worker: " ready." in self.log(i) or w.poll() is not None, 40, "its start")
+            assert " ready." in self.log(index), f"worker {index} is not ready\n{self.log(index)}"
 
     def launch(self, *options: str) -> Worker:
         index = len(self.workers)

@@ -13,7 +13,7 @@ from tests.apps.fleet import app, note, recorder
 __all__ = ["app"]
 
 chosen = json.loads(os.environ["TEST_FUZZ"])
-limits = [Limit(name="rate", **chosen["limit"]), *[Concurrency(places, name="places") for places in chosen["places"]]]
+limits = [Limit(name="rate", **chosen["limit"]), *[Concurrency(places, name="fuzzed") for places in chosen["places"]]]
 
 
 @app.task(name="fuzzed", base=RateLimitedTask, limits=limits, bind=True, **chosen["options"])
