@@ -17,7 +17,7 @@ from celery_ratelimit import Limiter
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, errors, until
-from tests.integration.test_stores import tls_server
+from tests.integration.store.test_stores import tls_server
 
 __all__ = ["tls_server"]
 

@@ -25,11 +25,7 @@ from celery_ratelimit.errors import StoreUnavailable
 from celery_ratelimit.limiter.leases import LeaseKeeper
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.lua.counted import Numbers
-from tests.lua.model import Model
-from tests.lua.windows import Start, check_every_window, most
-
-from .hammer import (
+from tests.integration.limiter.callers import (
     Asked,
     Crowd,
     Held,
@@ -50,6 +46,9 @@ from .hammer import (
     store_time,
     take_turns,
 )
+from tests.lua.counted import Numbers
+from tests.lua.model import Model
+from tests.lua.windows import Start, check_every_window, most
 
 SECONDS = 1.0
 

@@ -35,7 +35,7 @@ from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.parks import park_one
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Of three names that are in three slots, on three nodes.
 SPREAD = [Limit("10/s", burst=5, name=name) for name in ("a", "b", "c")]
 #: Of one slot, by the hash tag in their names.

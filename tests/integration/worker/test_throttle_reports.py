@@ -15,8 +15,7 @@ from celery.result import AsyncResult
 from celery_ratelimit import Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, until
-
-from .test_any_message import monitored
+from tests.integration.worker.test_message_features import monitored
 
 NAME = "tests.apps.fleet"
 

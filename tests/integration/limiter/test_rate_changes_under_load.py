@@ -14,10 +14,9 @@ import redis
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
+from tests.integration.limiter.callers import Crowd, crowd, store_time
 from tests.lua.frozen import us
 from tests.lua.windows import Start, check_every_window
-
-from .hammer import Crowd, crowd, store_time
 
 CODE = Limit("50/s", burst=4, name="api")
 #: Seconds that each rate is in force.

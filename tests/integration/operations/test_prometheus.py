@@ -28,7 +28,7 @@ from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, until
 from tests.shop import make_app, park
 
-FILES = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
+FILES = Path(__file__).resolve().parents[3] / "docs" / "monitoring"
 NAME = "tests.apps.fleet.retry"
 NASTY = 'a"b\\c\n{d}'
 

@@ -391,7 +391,7 @@ def test_an_unreachable_store_does_not_matter_to_a_worker_under_a_switch(
 
 
 def test_the_examples_of_the_docs_run(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "testing.md").read_text()
+    page = Path(__file__).parents[3].joinpath("docs", "testing.md").read_text()
     files = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", page, re.DOTALL)
     assert {"conftest.py", "shop.py", "test_switches.py", "test_time.py", "test_tasks.py"} <= {
         name for _, name in files

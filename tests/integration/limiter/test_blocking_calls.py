@@ -18,11 +18,10 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
+from tests.integration.limiter.callers import Asked, Call, Told, as_answered, ask_for, limiter_on, log_of
 from tests.lua.frozen import demand
 from tests.lua.model import Model
 from tests.lua.windows import Start, check_every_window
-
-from .hammer import Asked, Call, Told, as_answered, ask_for, limiter_on, log_of
 
 WANTED = [demand("200/s", burst=5, name="fast"), demand("150/s", burst=20, cost=1, name="wide")]
 SECONDS = 1.0

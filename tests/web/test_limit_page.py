@@ -18,7 +18,7 @@ from celery_ratelimit.words import plain
 from tests.fleet_of import until
 from tests.shop import make_app, park
 from tests.web.server import NAMES, SCRIPT, TOKEN, Server
-from tests.web.test_attacks import OTHER_SITES, is_hardened
+from tests.web.test_security import OTHER_SITES, is_hardened
 
 
 @pytest.fixture

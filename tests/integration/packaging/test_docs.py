@@ -20,7 +20,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from celery_ratelimit import RateLimitedTask
 from celery_ratelimit.testing import EmbeddedServer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -13,7 +13,7 @@ from celery_ratelimit import ConfigurationError
 from celery_ratelimit.store import script
 from celery_ratelimit.testing import EmbeddedServer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 DECIDES = """
 import sys
 sys.meta_path = [each for each in sys.meta_path if "editable" not in repr(each)]
