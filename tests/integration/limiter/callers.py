@@ -1,5 +1,4 @@
-"""What the processes of ``test_processes`` and ``test_processes_algorithms`` run. A module of its own, so that a
-spawned process can import it."""
+"""Jobs of many processes and threads at once. A module of its own, so that a spawned process can import it."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from threading import Barrier
 from typing import Any, NamedTuple
 
@@ -84,6 +84,12 @@ def store_time(limiter: Limiter) -> int:
     """The store's clock, in microseconds, as the scripts read it."""
     seconds, fraction = limiter.client.time()
     return int(seconds) * 1_000_000 + int(fraction)
+
+
+def most_at_once(spans: list[tuple[int, int]]) -> int:
+    """How many of the half-open spans overlap at most."""
+    changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    return max(accumulate(change for _, change in changes))
 
 
 # -- Many processes and threads at once --------------------------------------------------------------------------------

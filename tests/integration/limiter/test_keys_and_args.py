@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limi
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.transports import AsyncLimitedTransport, LimitedAdapter, LimitedTransport
 from tests.conftest import PATIENT
+from tests.integration.limiter.either import KINDS, EitherLimiter, opened
 
 QUOTAS: dict[str, Any] = {
     "stripe": Limit("2/h", burst=2, name="stripe"),
@@ -27,44 +27,10 @@ QUOTAS: dict[str, Any] = {
 }
 
 
-class Same:
-    """A limiter of either kind, called in one way."""
-
-    def __init__(self, limiter: Any, run: Callable[[Any], Any]) -> None:
-        self.limiter, self._run = limiter, run
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.limiter, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            answer = method(*args, **kwargs)
-            return self._run(answer) if inspect.isawaitable(answer) else answer
-
-        return call
-
-    def granted_by_permit(self, limits: Any, **options: Any) -> list[tuple[str, str]]:
-        """The buckets of a block that ran."""
-        if isinstance(self.limiter, Limiter):
-            with self.limiter.permit(limits, max_wait=0, **options) as decision:
-                return [(state.name, state.key) for state in decision.states]
-
-        async def block() -> list[tuple[str, str]]:
-            async with self.limiter.permit(limits, max_wait=0, **options) as decision:
-                return [(state.name, state.key) for state in decision.states]
-
-        return self._run(block())  # type: ignore[no-any-return]
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter])
-def limiter(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> Iterator[Same]:
-    made = request.param.from_url(server.url + PATIENT, quotas=QUOTAS)
-    loop = asyncio.new_event_loop()
-    yield Same(made, loop.run_until_complete)
-    if request.param is Limiter:
-        made.close()
-    else:
-        loop.run_until_complete(made.aclose())
-    loop.close()
+@pytest.fixture(params=KINDS)
+def limiter(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> Iterator[EitherLimiter]:
+    with opened(request.param, lambda kind: kind.from_url(server.url + PATIENT, quotas=QUOTAS)) as limiter:
+        yield limiter
 
 
 def buckets(decision: Any) -> list[tuple[str, str]]:
@@ -74,16 +40,13 @@ def buckets(decision: Any) -> list[tuple[str, str]]:
 # -- key= --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_common_quota_beside_a_limit_that_is_kept_by_key_is_whole(limiter: Same) -> None:
+def test_key_selects_buckets_of_keyed_limits_alone(limiter: EitherLimiter) -> None:
     decisions = [limiter.acquire(["tenant", "stripe"], key=f"tenant:{number}") for number in range(8)]
-    assert sum(decision.allowed for decision in decisions) == 2, "the quota's two, whoever asks"
+    assert sum(decision.allowed for decision in decisions) == 2, "all tenants share the quota's two permits"
     assert buckets(decisions[0]) == [("tenant", "tenant:0"), ("stripe", "")]
-    assert limiter.peek("stripe").remaining == 0
-
-
-def test_so_it_is_in_a_block(limiter: Same) -> None:
-    asked = limiter.granted_by_permit(["tenant", "stripe", "places"], key="tenant:7")
-    assert asked == [("tenant", "tenant:7"), ("stripe", ""), ("places", "")]
+    limiter.reset("stripe")
+    with limiter.block(["tenant", "stripe", "places"], key="tenant:7") as decision:
+        assert buckets(decision) == [("tenant", "tenant:7"), ("stripe", ""), ("places", "")]
 
 
 @pytest.mark.parametrize("limits", ["stripe", ["stripe", "places"], QUOTAS["stripe"], "node"])
@@ -99,8 +62,8 @@ def test_so_it_is_in_a_block(limiter: Same) -> None:
         ("cancel", {"id": "one"}),
     ],
 )
-def test_a_key_where_no_limit_is_kept_by_key_is_an_error(
-    limiter: Same, store: redis.Redis, limits: Any, method: str, options: dict[str, Any]
+def test_key_without_a_keyed_limit_is_an_error(
+    limiter: EitherLimiter, store: redis.Redis, limits: Any, method: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(
         ConfigurationError, match=r"is not kept by key, so there is no bucket '7' of it: leave key= out"
@@ -112,7 +75,9 @@ def test_a_key_where_no_limit_is_kept_by_key_is_an_error(
 @pytest.mark.parametrize(
     "method", ["set_rate", "try_set_rate", "pause", "resume", "expire_rate", "unset_rate", "config"]
 )
-def test_nor_is_anything_stored_for_such_a_bucket(limiter: Same, store: redis.Redis, method: str) -> None:
+def test_nothing_is_stored_for_a_key_of_a_limit_without_keys(
+    limiter: EitherLimiter, store: redis.Redis, method: str
+) -> None:
     more = {"set_rate": ["1/s"], "try_set_rate": ["1/s"], "pause": [5], "expire_rate": [5]}.get(method, [])
     with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
         getattr(limiter, method)("stripe", *more, key="7")
@@ -123,7 +88,7 @@ def test_nor_is_anything_stored_for_such_a_bucket(limiter: Same, store: redis.Re
 # -- args= -------------------------------------------------------------------------------------------------------------
 
 
-def test_each_limit_takes_its_own_key_and_cost_from_the_arguments(limiter: Same) -> None:
+def test_each_limit_takes_its_key_and_cost_from_the_arguments(limiter: EitherLimiter) -> None:
     args = {"tenant_id": 7, "tokens": 500}
     decision = limiter.acquire(["tokens", "stripe", "tenant", "called", "places"], args=args)
     assert decision.allowed
@@ -133,21 +98,20 @@ def test_each_limit_takes_its_own_key_and_cost_from_the_arguments(limiter: Same)
     assert [state.remaining for state in decision.states] == [500, 1, 2, 2, 1]
 
 
-def test_the_arguments_are_read_as_those_of_a_task_and_of_a_function(limiter: Same) -> None:
+def test_arguments_of_a_call_and_of_a_function_name_the_same_bucket(limiter: EitherLimiter) -> None:
+    @limiter.limited("tenant", max_wait=0)
+    def charge(tenant_id: int) -> None: ...
+
     limiter.acquire("tenant", args={"tenant_id": 7})
-    assert limiter.peek("tenant", key="tenant:7").remaining == 2, "one bucket, whichever way it is named"
-    if isinstance(limiter.limiter, Limiter):
-
-        @limiter.limiter.limited("tenant", max_wait=0)
-        def charge(tenant_id: int) -> None: ...
-
-        charge(7)
-        assert limiter.peek("tenant", args={"tenant_id": "7"}).remaining == 1
+    charge(7)
+    assert limiter.peek("tenant", args={"tenant_id": "7"}).remaining == 1
+    assert limiter.peek("tenant", key="tenant:7").remaining == 1
 
 
-def test_every_method_reads_them(limiter: Same) -> None:
+def test_every_method_reads_arguments(limiter: EitherLimiter) -> None:
     args = {"tenant_id": 7, "tokens": 400}
-    assert limiter.granted_by_permit(["tenant", "tokens"], args=args) == [("tenant", "tenant:7"), ("tokens", "")]
+    with limiter.block(["tenant", "tokens"], args=args) as decision:
+        assert buckets(decision) == [("tenant", "tenant:7"), ("tokens", "")]
     assert limiter.peek("tokens", args=args).remaining == 600
     assert limiter.available("tenant", args=args) == 2
     assert limiter.reserve("tokens", id="one", horizon=0, args=args).allowed
@@ -158,7 +122,7 @@ def test_every_method_reads_them(limiter: Same) -> None:
     assert limiter.peek("tokens", args=args).remaining == 1000
 
 
-def test_a_key_or_a_cost_that_is_given_goes_before_the_arguments(limiter: Same) -> None:
+def test_given_key_and_cost_override_the_arguments(limiter: EitherLimiter) -> None:
     args = {"tenant_id": 7, "tokens": 400}
     decision = limiter.acquire(["tenant", "tokens"], args=args, key="tenant:8")
     assert buckets(decision)[0] == ("tenant", "tenant:8")
@@ -177,7 +141,7 @@ def test_a_key_or_a_cost_that_is_given_goes_before_the_arguments(limiter: Same) 
         ([], {}, "no limit was named"),
     ],
 )
-def test_arguments_that_are_not_enough(limiter: Same, limits: Any, args: Any, why: str) -> None:
+def test_insufficient_arguments_are_errors(limiter: EitherLimiter, limits: Any, args: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         limiter.acquire(limits, args=args)
 
@@ -185,35 +149,19 @@ def test_arguments_that_are_not_enough(limiter: Same, limits: Any, args: Any, wh
 # -- Functions and transports ------------------------------------------------------------------------------------------
 
 
-def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same) -> None:
-    if isinstance(limiter.limiter, AsyncLimiter):
-
-        @limiter.limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)
-        async def charge(user: str) -> None: ...
-
-    else:
-
-        @limiter.limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)
-        def charge(user: str) -> None: ...
-
-    limiter._run(charge("ann")) if isinstance(limiter.limiter, AsyncLimiter) else charge("ann")
-    limiter._run(charge("bob")) if isinstance(limiter.limiter, AsyncLimiter) else charge("bob")
+def test_key_template_of_a_function_applies_to_keyed_limits_alone(limiter: EitherLimiter) -> None:
+    charge = limiter.limited(["tenant", "stripe"], key_template="{user}", max_wait=0)(_charge)
+    charge("ann")
+    charge("bob")
     with pytest.raises(Throttled, match="'stripe'"):
-        limiter._run(charge("eve")) if isinstance(limiter.limiter, AsyncLimiter) else charge("eve")
+        charge("eve")
     assert limiter.peek("tenant", key="ann").remaining == 2
-
-
-def test_a_common_quota_is_not_split_by_the_key_of_a_function(limiter: Same) -> None:
     for limits in ("stripe", ["stripe", "places"]):
-        decorate = limiter.limiter.limited(limits, key_template="{user}")
         with pytest.raises(ConfigurationError, match="is not kept by key"):
-            decorate(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
+            limiter.limited(limits, key_template="{user}")(_charge)
 
 
 def _charge(user: str) -> None: ...
-
-
-async def _awaited(user: str) -> None: ...
 
 
 @pytest.fixture
@@ -237,7 +185,7 @@ HOST = Limit("1/h", name="crawl")
         (HOST, lambda request: httpx.URL(str(request.url)).host, "one.example"),
     ],
 )
-def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected: str) -> None:
+def test_transport_fills_the_key_from_the_request(plain: Limiter, limit: Limit, key: Any, expected: str) -> None:
     limited = LimitedTransport(plain, limit, key_template=key, max_wait=0, transport=ANSWERS)
     with httpx.Client(transport=limited) as client:
         assert client.get("http://one.example/a?b=c").text == "a"
@@ -260,7 +208,7 @@ def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected
             session.get("http://one.example/a")
 
 
-def test_a_filled_key_of_a_function_and_of_a_transport(plain: Limiter) -> None:
+def test_given_key_of_a_function_or_transport_names_the_bucket(plain: Limiter) -> None:
     """``key=`` is the bucket, as everywhere."""
 
     @plain.limited(["tenant", "stripe"], key="tenant:7", max_wait=0)
@@ -280,7 +228,7 @@ def test_a_filled_key_of_a_function_and_of_a_transport(plain: Limiter) -> None:
 
 
 @pytest.mark.parametrize("key", ["{user}", "tenant:{tenant_id}", lambda user: user, 7])
-def test_a_template_is_no_key(plain: Limiter, key: Any) -> None:
+def test_template_passed_as_key_is_an_error(plain: Limiter, key: Any) -> None:
     says = "must be the bucket's key as it is shown, .* pass key_template="
     with pytest.raises(ConfigurationError, match=says):
         plain.limited("tenant", key=key)(_charge)
@@ -292,7 +240,7 @@ def test_a_template_is_no_key(plain: Limiter, key: Any) -> None:
         plain.limited("stripe", key="a")(_charge)
 
 
-def test_a_request_may_have_no_key(plain: Limiter) -> None:
+def test_requests_without_a_key_share_a_bucket(plain: Limiter) -> None:
     limit = Limit("1/h", name="crawl", key="{host}", missing_key="shared")
     of_header = {"key_template": lambda request: request.headers.get("x-tenant"), "max_wait": 0, "transport": ANSWERS}
     with httpx.Client(transport=LimitedTransport(plain, limit, **of_header)) as client:
@@ -303,7 +251,7 @@ def test_a_request_may_have_no_key(plain: Limiter) -> None:
     assert plain.peek(limit, key="ann").remaining == plain.peek(limit, key="(missing)").remaining == 0
 
 
-def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -> None:
+def test_key_template_of_a_transport_applies_to_keyed_limits_alone(plain: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
         LimitedTransport(plain, "stripe", key_template="{host}")
     transport = LimitedTransport(plain, ["stripe", "tenant"], key_template="{host}", max_wait=0, transport=ANSWERS)
@@ -325,7 +273,7 @@ def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -
         ("strpe", {}, "no quota named 'strpe'"),
     ],
 )
-def test_a_transport_that_could_never_ask_is_an_error_at_once(
+def test_transport_that_cannot_fill_its_key_is_an_error_at_once(
     plain: Limiter, make: Any, limits: Any, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
@@ -340,7 +288,7 @@ def choosing(missing_key: str, name: str = "choosing") -> Limit:
 
 
 @pytest.mark.parametrize("args", [{}, {"tenant_id": None}])
-def test_a_limit_does_not_apply_to_a_call_without_a_key(limiter: Same, store: redis.Redis, args: Any) -> None:
+def test_exempt_limit_ignores_calls_without_a_key(limiter: EitherLimiter, store: redis.Redis, args: Any) -> None:
     exempt = choosing("exempt")
     for _ in range(5):
         decision = limiter.acquire(exempt, args=args)
@@ -354,12 +302,13 @@ def test_a_limit_does_not_apply_to_a_call_without_a_key(limiter: Same, store: re
     assert not limiter.cancel(exempt, id="one", args=args)
     limiter.charge(exempt, 7, args=args)
     limiter.reset(exempt, args=args)
-    assert limiter.granted_by_permit(exempt, args=args) == []
+    with limiter.block(exempt, args=args) as decision:
+        assert buckets(decision) == []
     assert not store.keys("ratelimit:*{choosing}*")
     assert buckets(limiter.acquire([exempt, "stripe"], args=args)) == [("stripe", "")]
 
 
-def test_calls_without_a_key_share_a_bucket(limiter: Same) -> None:
+def test_calls_without_a_key_share_a_bucket_of_a_shared_limit(limiter: EitherLimiter) -> None:
     shared = choosing("shared")
     granted = [limiter.acquire(shared, args=args) for args in ({}, {"tenant_id": None}, {}, {})]
     assert [each.allowed for each in granted] == [True] * 3 + [False]
@@ -368,23 +317,16 @@ def test_calls_without_a_key_share_a_bucket(limiter: Same) -> None:
     assert limiter.peek(shared, key="(missing)").remaining == 0, "an operator names it as it is shown"
 
 
-def test_a_function_may_be_called_without_a_key(limiter: Same) -> None:
-    if isinstance(limiter.limiter, AsyncLimiter):
-
-        @limiter.limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
-        async def work(tenant_id: str | None = None) -> None: ...
-
-    else:
-
-        @limiter.limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
-        def work(tenant_id: str | None = None) -> None: ...
+def test_function_called_without_a_key_is_exempt_or_shares_a_bucket(limiter: EitherLimiter) -> None:
+    @limiter.limited([choosing("exempt"), choosing("shared", "other")], max_wait=0)
+    def work(tenant_id: str | None = None) -> None: ...
 
     for _ in range(3):
-        limiter._run(work()) if isinstance(limiter.limiter, AsyncLimiter) else work()
+        work()
     with pytest.raises(Throttled, match="'other'"):
-        limiter._run(work()) if isinstance(limiter.limiter, AsyncLimiter) else work()
+        work()
 
 
-def test_without_arguments_a_key_is_still_asked_for(limiter: Same) -> None:
+def test_keyed_limit_without_key_and_arguments_is_an_error(limiter: EitherLimiter) -> None:
     with pytest.raises(ConfigurationError, match="limit 'choosing' is kept by key: pass key="):
         limiter.acquire(choosing("exempt"))

@@ -1,12 +1,11 @@
-"""What is done to a limit by its name is done to one that somebody knows: a typo is an error that lists near names."""
+"""Commands that name a limit, and quotas: a name that is unknown is an error that lists similar names."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limi
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
+from tests.integration.limiter.either import KINDS, EitherLimiter, opened
 
 QUOTAS: dict[str, Any] = {
     "stripe": "100/s",
@@ -38,46 +38,27 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Same:
-    """A limiter of either kind, called in one way."""
-
-    def __init__(self, limiter: Any, run: Callable[[Any], Any]) -> None:
-        self.limiter, self._run = limiter, run
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.limiter, name)
-        if not callable(value):
-            return value
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            answer = value(*args, **kwargs)
-            return self._run(answer) if inspect.isawaitable(answer) else answer
-
-        return call
+Make = Callable[..., EitherLimiter]
 
 
-Make = Callable[..., Same]
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, store: redis.Redis) -> Iterator[Make]:
-    loop = asyncio.new_event_loop()
-    made: list[Any] = []
+    """Makes limiters of one kind, for a URL or an app."""
+    with ExitStack() as stack:
 
-    def limiter(url: Any, **options: Any) -> Same:
-        made.append(
-            request.param.from_app(url) if isinstance(url, Celery) else request.param.from_url(url + PATIENT, **options)
-        )
-        return Same(made[-1], loop.run_until_complete)
+        def limiter(source: Any, **options: Any) -> EitherLimiter:
+            def made(kind: Any) -> Any:
+                return (
+                    kind.from_app(source) if isinstance(source, Celery) else kind.from_url(source + PATIENT, **options)
+                )
 
-    yield limiter
-    for each in made:
-        each.close() if isinstance(each, Limiter) else loop.run_until_complete(each.aclose())
-    loop.close()
+            return stack.enter_context(opened(request.param, made))
+
+        yield limiter
 
 
 @pytest.fixture
-def limiter(make: Make, server: EmbeddedServer) -> Same:
+def limiter(make: Make, server: EmbeddedServer) -> EitherLimiter:
     return make(server.url, quotas=QUOTAS)
 
 
@@ -85,8 +66,8 @@ def limiter(make: Make, server: EmbeddedServer) -> Same:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_name_that_nobody_knows_is_an_error_that_lists_near_ones(
-    limiter: Same, store: redis.Redis, command: str
+def test_unknown_name_is_an_error_that_lists_similar_names(
+    limiter: EitherLimiter, store: redis.Redis, command: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"called 'strpe'. Did you mean 'stripe'\? \(force=True"):
         getattr(limiter, command)("strpe", *COMMANDS[command])
@@ -96,17 +77,13 @@ def test_a_name_that_nobody_knows_is_an_error_that_lists_near_ones(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_who_knows_better_says_so(limiter: Same, command: str) -> None:
-    getattr(limiter, command)("strpe", *COMMANDS[command], force=True)
-    getattr(limiter, command)("strpe", *COMMANDS[command], key="7", force=True)
-    getattr(limiter, command)("stripe", *COMMANDS[command], key="7", force=True)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_quota_or_a_limit_is_known(limiter: Same, command: str) -> None:
-    getattr(limiter, command)("stripe", *COMMANDS[command])
-    getattr(limiter, command)("tenant", *COMMANDS[command], key="7")
-    getattr(limiter, command)(Limit("100/s", name="my own"), *COMMANDS[command])
+def test_command_on_a_known_or_forced_name_is_accepted(limiter: EitherLimiter, command: str) -> None:
+    change, args = getattr(limiter, command), COMMANDS[command]
+    change("stripe", *args)
+    change("tenant", *args, key="7")
+    change(Limit("100/s", name="my own"), *args)
+    for name, key in (("strpe", None), ("strpe", "7"), ("stripe", "7")):
+        change(name, *args, key=key, force=True)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +98,8 @@ def test_a_quota_or_a_limit_is_known(limiter: Same, command: str) -> None:
         (lambda other: other.set_rate("kept", "1/s", key="7"), "8"),
     ],
 )
-def test_what_is_stored_or_in_use_is_known(
-    make: Make, server: EmbeddedServer, prepare: Callable[[Same], Any], key: str | None
+def test_name_with_a_stored_rate_or_in_use_is_known(
+    make: Make, server: EmbeddedServer, prepare: Callable[[EitherLimiter], Any], key: str | None
 ) -> None:
     theirs = {"theirs": "1/h", "held": Concurrency(1), "kept": Limit("1/h", key="{tenant}")}
     prepare(make(server.url, quotas=theirs))
@@ -137,7 +114,7 @@ def test_what_is_stored_or_in_use_is_known(
     assert known == 1
 
 
-def test_it_costs_nothing_where_the_name_is_known_and_one_command_where_not(
+def test_unknown_name_costs_one_command_and_a_known_one_none(
     make: Make, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     limiter, other = make(server.url, quotas=QUOTAS), make(server.url)
@@ -151,7 +128,7 @@ def test_it_costs_nothing_where_the_name_is_known_and_one_command_where_not(
         assert not any("scan" in command or "keys" in command for command in stats)
 
 
-def test_on_a_cluster(make: Make, cluster_store: Cluster) -> None:
+def test_unknown_and_stored_names_on_a_cluster(make: Make, cluster_store: Cluster) -> None:
     limiter = make(cluster_store.url, quotas=QUOTAS)
     with pytest.raises(ConfigurationError, match="Did you mean 'stripe'"):
         limiter.pause("strpe", 5)
@@ -159,7 +136,7 @@ def test_on_a_cluster(make: Make, cluster_store: Cluster) -> None:
     assert make(cluster_store.url).resume("stripe")
 
 
-def test_a_bucket_of_a_limit_that_is_not_known_here_can_be_emptied_by_force(make: Make, server: EmbeddedServer) -> None:
+def test_bucket_of_an_unknown_limit_is_reset_by_force(make: Make, server: EmbeddedServer) -> None:
     theirs = make(server.url, quotas={"one": "1/h", "held": Concurrency(1), "kept": Limit("1/h", key="{tenant}")})
     for name, key in (("one", None), ("held", None), ("kept", "7")):
         theirs.acquire(name, key=key)
@@ -179,7 +156,7 @@ def test_a_bucket_of_a_limit_that_is_not_known_here_can_be_emptied_by_force(make
 
 
 @pytest.mark.parametrize("ask", ["acquire", "peek", "reset", "permit", "available"])
-def test_a_quota_that_is_not_there_lists_near_ones(limiter: Same, ask: str) -> None:
+def test_unknown_quota_is_an_error_that_lists_similar_names(limiter: EitherLimiter, ask: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no quota named 'strpe' \(quotas: .*\); did you mean 'stripe'\?"):
         getattr(limiter, ask)("strpe")
 
@@ -187,7 +164,7 @@ def test_a_quota_that_is_not_there_lists_near_ones(limiter: Same, ask: str) -> N
 # -- Quotas as in settings ---------------------------------------------------------------------------------------------
 
 
-def test_quotas_are_read_as_in_settings(limiter: Same) -> None:
+def test_quotas_are_written_as_in_settings(limiter: EitherLimiter) -> None:
     assert limiter.acquire("stripe").capacity == 1
     assert limiter.acquire("openai", cost=150).remaining == 50
     assert limiter.acquire(["gpu", "places"]).allowed
@@ -206,7 +183,7 @@ def test_quotas_are_read_as_in_settings(limiter: Same) -> None:
         (["stripe"], r"quotas=\['stripe'\] must be a mapping"),
     ],
 )
-def test_a_quota_that_cannot_be_is_an_error_at_once(quotas: Any, why: str) -> None:
+def test_invalid_quota_is_an_error_at_once(quotas: Any, why: str) -> None:
     for kind in (Limiter, AsyncLimiter):
         with pytest.raises(ConfigurationError, match=why):
             kind.from_url("redis://nowhere", quotas=quotas)  # type: ignore[attr-defined]
@@ -232,7 +209,7 @@ def app(server: EmbeddedServer) -> Celery:
     return app
 
 
-def test_from_app_knows_quotas_tasks_and_queues_by_their_names(make: Make, app: Celery) -> None:
+def test_from_app_knows_quotas_tasks_and_queues_by_name(make: Make, app: Celery) -> None:
     limiter = make(app)
     for name, rate in (("stripe", "100/h"), ("shop.charge", "20/h"), ("shop.by_name", "7/h"), ("emails", "14/h")):
         assert limiter.acquire(name).allowed, name
@@ -245,7 +222,10 @@ def test_from_app_knows_quotas_tasks_and_queues_by_their_names(make: Make, app: 
 
 def test_from_app_knows_tasks_that_are_registered_later(make: Make, app: Celery) -> None:
     limiter = make(app)
-    assert limiter.acquire("shop.charge").allowed
+    with pytest.raises(
+        ConfigurationError, match=r"No limit is called 'shop.later'.*app\.loader\.import_default_modules\(\)"
+    ):
+        limiter.set_rate("shop.later", "1/s")
 
     @app.task(name="shop.later", base=RateLimitedTask, limits="3/h")
     def later() -> None: ...
@@ -253,21 +233,14 @@ def test_from_app_knows_tasks_that_are_registered_later(make: Make, app: Celery)
     assert limiter.acquire("shop.later").allowed
 
 
-def test_a_process_that_has_not_imported_the_tasks_is_told_how_they_become_known(make: Make, app: Celery) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"No limit is called 'shop.lazy'.*app\.loader\.import_default_modules\(\)"
-    ):
-        make(app).set_rate("shop.lazy", "1/s")
-
-
-def test_there_is_one_limiter_of_an_app(app: Celery) -> None:
+def test_app_has_one_plain_limiter(app: Celery) -> None:
     assert Limiter.from_app(app) is Limiter.from_app(app) is limiter_of(app)
     assert AsyncLimiter.from_app(app) is not AsyncLimiter.from_app(app)
     assert limiter_of(app).config("shop.charge").code == Limit("20/h", name="shop.charge")
     limiter_of(app).close()
 
 
-def test_from_app_is_there_where_only_the_limiter_was_imported() -> None:
+def test_from_app_works_when_celery_is_imported_later() -> None:
     said = (
         "import sys\n"
         "from celery_ratelimit import AsyncLimiter, Limiter\n"

@@ -1,12 +1,11 @@
-"""``permit`` and ``limited``, plain and with asyncio: what runs has its permits, and gives its places back."""
+"""``permit`` and ``limited``, plain and with asyncio: the code in them runs with a permit and gives leases back."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -18,7 +17,6 @@ from celery_ratelimit import (
     AsyncLimiter,
     Concurrency,
     ConfigurationError,
-    Decision,
     ImpossibleRequest,
     Limit,
     Limiter,
@@ -28,312 +26,203 @@ from celery_ratelimit import (
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
+from tests.fleet_of import until
+from tests.integration.limiter.callers import most_at_once, store_time
+from tests.integration.limiter.either import KINDS, EitherLimiter, opened
 
 QUOTAS = {
     "api": Limit("20/s", name="api"),
     "hourly": Limit("1/h", name="hourly"),
     "tenant": Limit("1/h", name="tenant", key="tenant:{tenant}", cost="amount", burst=10),
     "leaky": Limit("1/m", algorithm="leaky_bucket", capacity=1, name="leaky"),
-    "places": Concurrency(2, name="places", lease=600),
+    "gpu": Concurrency(2, name="gpu", lease=600),
 }
 
 
 @pytest.fixture
-def limiter(server: EmbeddedServer, store: redis.Redis) -> Limiter:
-    return Limiter.from_url(server.url + PATIENT, quotas=QUOTAS)
+def plain(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
+        yield limiter
 
 
-@pytest.fixture
-def run(server: EmbeddedServer, store: redis.Redis) -> Callable[..., None]:
-    """Runs a coroutine function with a limiter, in a loop of its own."""
-
-    def in_loop(test: Callable[[AsyncLimiter], Any]) -> None:
-        async def main() -> None:
-            async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
-                await test(limiter)
-            assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
-
-        asyncio.run(main())
-
-    return in_loop
+@pytest.fixture(params=KINDS)
+def limiter(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> Iterator[EitherLimiter]:
+    with opened(request.param, lambda kind: kind.from_url(server.url + PATIENT, quotas=QUOTAS)) as limiter:
+        yield limiter
 
 
-def free(limiter: Limiter, name: str = "places") -> int:
-    return limiter.peek(name).remaining
+def free(limiter: Any) -> int:
+    remaining: int = limiter.peek("gpu").remaining
+    return remaining
 
 
-# -- with --------------------------------------------------------------------------------------------------------------
+# -- permit ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_block_runs_when_it_has_its_permit(limiter: Limiter) -> None:
+def test_each_block_waits_for_its_permit(limiter: EitherLimiter) -> None:
     granted = []
     for _ in range(5):
-        with limiter.permit("api") as decision:  # waits for as long as it takes
+        with limiter.block("api") as decision:
             granted.append(decision._granted_at)
     assert all(later - earlier >= 50_000 for earlier, later in pairwise(granted))
 
 
-def test_a_block_that_would_wait_for_too_long_does_not_run(limiter: Limiter) -> None:
-    limiter.acquire("hourly")
-    began = time.monotonic()
-    with pytest.raises(Throttled) as caught, limiter.permit("hourly", max_wait=1000.0):
-        pytest.fail("ran without a permit")
-    assert time.monotonic() - began < 100, "it has not waited"
+@pytest.mark.parametrize("decorated", [False, True])
+def test_call_that_would_wait_too_long_is_refused_with_limit_key_and_time(
+    limiter: EitherLimiter, decorated: bool
+) -> None:
+    by_tenant = Limit("1/h", name="by tenant", key="tenant:{tenant}")
+    limiter.acquire(by_tenant, key="tenant:7")
+    if decorated:
+        call = limiter.limited(by_tenant, max_wait=1000)(lambda tenant: pytest.fail("ran without a permit"))
+        with pytest.raises(Throttled) as caught:
+            call(7)
+    else:
+        with pytest.raises(Throttled) as caught, limiter.block(["api", by_tenant], key="tenant:7", max_wait=1000):
+            pytest.fail("ran without a permit")
     error = caught.value
-    assert (error.limit, error.key, error.max_wait) == ("hourly", "", 1000.0)
-    assert 3_500 < error.retry_after <= 3_600
+    assert (error.limit, error.key, error.max_wait) == ("by tenant", "tenant:7", 1000)
+    assert 3_400 < error.retry_after <= 3_600
     assert str(error).endswith("beyond max_wait=1000 s")
 
 
-def test_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(limiter: Limiter) -> None:
-    tenant = Limit("1/h", name="by tenant", key="tenant:{tenant}")
-    limiter.acquire(tenant, key="tenant:7")
-    with pytest.raises(Throttled) as caught, limiter.permit(["api", tenant], key="tenant:7", max_wait=2):
-        pytest.fail("ran without a permit")
-    assert (caught.value.limit, caught.value.key, caught.value.max_wait) == ("by tenant", "tenant:7", 2)
-
-    @limiter.limited(tenant, max_wait=3)
-    def call(tenant: int) -> None:
-        pytest.fail("ran without a permit")
-
-    with pytest.raises(Throttled) as caught:
-        call(7)
-    assert (caught.value.limit, caught.value.key, caught.value.max_wait) == ("by tenant", "tenant:7", 3)
-
-
-def test_async_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(run: Callable[..., None]) -> None:
-    tenant = Limit("1/h", name="by tenant", key="tenant:{tenant}")
-
-    async def test(limiter: AsyncLimiter) -> None:
-        await limiter.acquire(tenant, key="tenant:7")
-        with pytest.raises(Throttled) as caught:
-            async with limiter.permit(tenant, key="tenant:7", max_wait=2):
-                pytest.fail("ran without a permit")
-        assert (caught.value.limit, caught.value.key, caught.value.max_wait) == ("by tenant", "tenant:7", 2)
-
-    run(test)
-
-
-def test_a_block_is_refused_where_there_is_no_room_to_wait(limiter: Limiter) -> None:
+def test_block_is_refused_when_the_queue_of_a_leaky_bucket_is_full(limiter: EitherLimiter, plain: Limiter) -> None:
     limiter.acquire("leaky")
     waiting = LimitRequest(QUOTAS["leaky"], "leaky")
-    assert not limiter._asker.ask([waiting], id="who waits", claim=1e6).allowed
+    assert not plain._asker.ask([waiting], id="waits", claim=1e6).allowed
     for max_wait in (None, 1e6):
-        with pytest.raises(Throttled, match="'leaky'") as caught, limiter.permit("leaky", max_wait=max_wait):
+        with pytest.raises(Throttled, match="'leaky'") as caught, limiter.block("leaky", max_wait=max_wait):
             pytest.fail("ran without a permit")
-        assert caught.value.max_wait is None, "it is not the time that is lacking"
-    limiter._asker.forget([waiting], id="who waits")
+        assert caught.value.max_wait is None, "more time would not help"
+    plain._asker.forget([waiting], id="waits")
 
 
-def test_what_no_call_can_be_asked_by_is_said_at_once(limiter: Limiter) -> None:
+def test_unknown_quota_and_impossible_cost_are_errors_before_the_block(limiter: EitherLimiter) -> None:
     with pytest.raises(ConfigurationError, match="no quota named 'strpe'"):
-        limiter.permit("strpe")
+        limiter.limiter.permit("strpe")
     with pytest.raises(ImpossibleRequest):
-        limiter.permit("api", cost=2)
+        limiter.limiter.permit("api", cost=2)
 
 
-def test_places_are_held_for_as_long_as_the_block_runs(limiter: Limiter) -> None:
-    with limiter.permit("places"):
+def test_lease_is_held_until_the_block_ends_or_fails(limiter: EitherLimiter) -> None:
+    with limiter.block("gpu"):
         assert free(limiter) == 1
-        with limiter.permit(["places", "api"]):
+        with limiter.block(["gpu", "api"]):
             assert free(limiter) == 0
-            with pytest.raises(Throttled), limiter.permit("places", max_wait=0):
-                pytest.fail("ran without a place")
+            with pytest.raises(Throttled), limiter.block("gpu", max_wait=0):
+                pytest.fail("ran without a lease")
+        with pytest.raises(RuntimeError, match="broken"), limiter.block("gpu"):
+            raise RuntimeError("broken")
         assert free(limiter) == 1
     assert free(limiter) == 2
 
 
-def test_places_come_back_from_a_block_that_fails(limiter: Limiter) -> None:
-    with pytest.raises(RuntimeError, match="broken"), limiter.permit("places"):
-        raise RuntimeError("broken")
-    assert free(limiter) == 2
-
-
-def test_a_place_outlasts_its_lease_while_the_block_runs(limiter: Limiter) -> None:
-    short = Concurrency(1, name="short", lease=1.0)
-    began = time.monotonic()
-    with limiter.permit(short):
-        while time.monotonic() < began + 2.0:
-            assert not limiter.acquire(short).allowed
-    assert limiter.acquire(short).allowed
-
-
-def test_at_most_so_many_blocks_run_at_once(limiter: Limiter) -> None:
-    """Eight threads, two places: intervals of the store's clock never overlap three deep, and two do."""
-    spans: list[tuple[int, int]] = []
-
-    def work(_: int) -> None:
-        with limiter.permit("places") as decision:
-            seconds, fraction = limiter.client.time()
-            spans.append((decision._granted_at, int(seconds) * 1_000_000 + int(fraction)))
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(work, range(100)))
-    assert most_at_once(spans) == 2
-
-
-def most_at_once(spans: list[tuple[int, int]]) -> int:
-    events = sorted([(end, -1) for _, end in spans] + [(start, 1) for start, _ in spans])
-    now = most = 0
-    for _, step in events:
-        now += step
-        most = max(most, now)
-    return most
-
-
-# -- async with --------------------------------------------------------------------------------------------------------
-
-
-def test_async_a_block_runs_when_it_has_its_permit(run: Callable[..., None]) -> None:
-    async def test(limiter: AsyncLimiter) -> None:
-        async def block() -> int:
-            async with limiter.permit("api") as decision:
-                return decision._granted_at
-
-        granted = sorted(await asyncio.gather(*[block() for _ in range(5)]))
-        assert all(later - earlier >= 50_000 for earlier, later in pairwise(granted))
-        await limiter.acquire("hourly")
-        with pytest.raises(Throttled, match="'hourly'"):
-            async with limiter.permit("hourly", max_wait=1.0):
-                pytest.fail("ran without a permit")
-        with pytest.raises(ConfigurationError, match="no quota named 'strpe'"):
-            limiter.permit("strpe")
-
-    run(test)
-
-
-def test_async_places_are_held_for_as_long_as_the_block_runs(run: Callable[..., None], limiter: Limiter) -> None:
-    async def test(asynchronous: AsyncLimiter) -> None:
-        async with asynchronous.permit("places"):
-            async with asynchronous.permit("places"):
-                assert free(limiter) == 0
-            assert free(limiter) == 1
-        with pytest.raises(RuntimeError, match="broken"):
-            async with asynchronous.permit("places"):
-                raise RuntimeError("broken")
-        assert free(limiter) == 2
-
-    run(test)
-
-
-def test_async_places_come_back_from_a_block_that_is_cancelled(run: Callable[..., None], limiter: Limiter) -> None:
-    async def test(asynchronous: AsyncLimiter) -> None:
+def test_cancelled_block_gives_its_lease_back(server: EmbeddedServer, plain: Limiter) -> None:
+    async def main() -> None:
         inside = asyncio.Event()
 
         async def block() -> None:
-            async with asynchronous.permit("places"):
+            async with limiter.permit("gpu"):
                 inside.set()
                 await asyncio.Event().wait()
 
-        task = asyncio.create_task(block())
-        await inside.wait()
-        assert free(limiter) == 1
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert free(limiter) == 2
-
-    run(test)
-
-
-def test_async_a_place_outlasts_its_lease_while_the_block_runs(run: Callable[..., None]) -> None:
-    short = Concurrency(1, name="short", lease=1.0)
-
-    async def test(limiter: AsyncLimiter) -> None:
-        began = time.monotonic()
-        async with limiter.permit(short):
-            while time.monotonic() < began + 2.0:
-                assert not (await limiter.acquire(short)).allowed
-        assert (await limiter.acquire(short)).allowed
-
-    run(test)
-
-
-def test_async_a_lost_lease_is_said(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
-    short = Concurrency(1, name="short", lease=0.3)
-
-    async def test(limiter: AsyncLimiter) -> None:
-        async with limiter.permit(short):
-            await limiter.reset(short)
-            while not caplog.records:
-                await asyncio.sleep(0.01)
-
-    with caplog.at_level(logging.WARNING, "celery_ratelimit"):
-        run(test)
-    assert "under 'short' was lost while it is in use" in caplog.text
-
-
-def test_async_at_most_so_many_blocks_run_at_once(run: Callable[..., None], limiter: Limiter) -> None:
-    async def test(asynchronous: AsyncLimiter) -> None:
-        spans: list[tuple[int, int]] = []
-
-        async def block() -> None:
-            async with asynchronous.permit("places") as decision:
-                seconds, fraction = await asynchronous.client.time()
-                spans.append((decision._granted_at, int(seconds) * 1_000_000 + int(fraction)))
-
-        await asyncio.gather(*[block() for _ in range(60)])
-        assert len(spans) == 60
-        assert most_at_once(spans) == 2
-
-    run(test)
-
-
-# -- Stores that do not answer -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own_server() -> Iterator[EmbeddedServer]:
-    """A store that this test may kill."""
-    with embedded_server(persist=True) as running:
-        yield running
-
-
-def test_a_block_whose_store_dies_ends_as_it_would_and_its_place_comes_back(own_server: EmbeddedServer) -> None:
-    limiter = Limiter.from_url(own_server.url)
-    short = Concurrency(1, name="short", lease=1.5)
-    with limiter.permit(short):
-        own_server.kill()
-    with pytest.raises(StoreUnavailable), limiter.permit(short):
-        pytest.fail("ran without a place")
-    own_server.start()
-    with limiter.permit(short, max_wait=10):
-        pass
-
-
-def test_async_a_block_whose_store_dies_ends_as_it_would_and_its_place_comes_back(own_server: EmbeddedServer) -> None:
-    long = Concurrency(1, name="long", lease=3.0)
-
-    async def main() -> None:
-        async with AsyncLimiter.from_url(own_server.url) as limiter:
-            async with limiter.permit(long) as decision:
-                own_server.kill()
-            with pytest.raises(StoreUnavailable):
-                async with limiter.permit(long):
-                    pytest.fail("ran without a place")
-            own_server.start()
-            while not (again := await limiter.acquire(long)).allowed:
-                await asyncio.sleep(0.01)
-            assert again._granted_at < decision._granted_at + 2_500_000, "given back: a lease lasts for 3 s"
+        async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
+            task = asyncio.create_task(block())
+            await inside.wait()
+            assert free(plain) == 1
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert free(plain) == 2
 
     asyncio.run(main())
 
 
-# -- The decorator -----------------------------------------------------------------------------------------------------
+def test_lease_is_renewed_while_the_block_runs(limiter: EitherLimiter, plain: Limiter) -> None:
+    short = Concurrency(1, name="short", lease=1.0)
+    with limiter.block(short) as decision:
+        while store_time(plain) < decision._granted_at + 2_000_000:
+            assert not limiter.acquire(short).allowed
+    assert limiter.acquire(short).allowed
 
 
-def test_each_call_of_a_function_takes_a_permit(limiter: Limiter) -> None:
-    @limiter.limited("hourly", max_wait=0)
+def test_lost_lease_is_logged(limiter: EitherLimiter, caplog: pytest.LogCaptureFixture) -> None:
+    short = Concurrency(1, name="short", lease=0.3)
+    with caplog.at_level(logging.WARNING, "celery_ratelimit"), limiter.block(short):
+        limiter.reset(short)
+        until(lambda: limiter.peek(short) and caplog.records, 10, "the warning")
+    assert "under 'short' was lost while it" in caplog.text
+
+
+def test_no_more_blocks_run_at_once_than_there_are_leases(server: EmbeddedServer, plain: Limiter) -> None:
+    spans: list[tuple[int, int]] = []
+
+    def work(_: int) -> None:
+        with plain.permit("gpu") as decision:
+            spans.append((decision._granted_at, store_time(plain)))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(60)))
+    assert most_at_once(spans) == 2
+
+    async def main() -> None:
+        async def block() -> None:
+            async with limiter.permit("gpu") as decision:
+                seconds, fraction = await limiter.client.time()
+                spans.append((decision._granted_at, int(seconds) * 1_000_000 + int(fraction)))
+
+        async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
+            await asyncio.gather(*[block() for _ in range(60)])
+
+    spans.clear()
+    asyncio.run(main())
+    assert most_at_once(spans) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lease_of_a_block_during_which_the_store_died_is_given_back_later(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.2)
+    long, short = Concurrency(1, name="long", lease=3600), Concurrency(1, name="short", lease=3600)
+    with embedded_server(persist=True) as own, opened(kind, lambda kind: kind.from_url(own.url)) as limiter:
+        with limiter.block(long):
+            own.kill()
+        with pytest.raises(StoreUnavailable), limiter.block(long):
+            pytest.fail("ran without a lease")
+        own.start()
+        with limiter.block(short):
+            until(lambda: limiter.acquire(long).allowed, 20, "the return of the lease")
+
+
+# -- limited -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_call_of_a_limited_function_takes_a_permit(limiter: EitherLimiter) -> None:
     def charge(order: int, *, amount: int = 1) -> int:
         """Charges."""
         return order * amount
 
-    assert charge(7, amount=6) == 42
+    limited = limiter.limited("hourly", max_wait=0)(charge)
+    with pytest.raises(TypeError, match="order"):
+        limited()
+    assert limited(7, amount=6) == 42, "the call with wrong arguments took nothing"
     with pytest.raises(Throttled, match="'hourly'"):
-        charge(8)
-    assert charge.__name__ == "charge"
-    assert charge.__doc__ == "Charges."
-    assert list(inspect.signature(charge).parameters) == ["order", "amount"]
+        limited(8)
+
+
+def test_limited_function_keeps_its_name_docstring_and_signature(plain: Limiter, server: EmbeddedServer) -> None:
+    async def awaited(order: int, *, amount: int = 1) -> None:
+        """Charges."""
+
+    def charge(order: int, *, amount: int = 1) -> None:
+        """Charges."""
+
+    for function, limiter in ((charge, plain), (awaited, AsyncLimiter.from_url(server.url, quotas=QUOTAS))):
+        limited: Any = limiter.limited("hourly")(function)  # type: ignore[attr-defined]
+        assert (limited.__name__, limited.__doc__) == (function.__name__, "Charges.")
+        assert list(inspect.signature(limited).parameters) == ["order", "amount"]
+        assert inspect.iscoroutinefunction(limited) == (function is awaited)
 
 
 @pytest.mark.parametrize(
@@ -345,8 +234,8 @@ def test_each_call_of_a_function_takes_a_permit(limiter: Limiter) -> None:
         ("{tenant}", lambda order, tenant="none", amount=1: amount + 1, {"ann": 5, "none": 8}),
     ],
 )
-def test_keys_and_costs_are_read_from_the_arguments(
-    limiter: Limiter, key: Any, cost: Any, keys: dict[str, int]
+def test_key_and_cost_are_read_from_the_arguments(
+    limiter: EitherLimiter, key: Any, cost: Any, keys: dict[str, int]
 ) -> None:
     @limiter.limited("tenant", key_template=key, cost=cost, max_wait=0)
     def charge(order: int, tenant: str = "none", amount: int = 1) -> None: ...
@@ -356,35 +245,23 @@ def test_keys_and_costs_are_read_from_the_arguments(
     assert {name: limiter.peek("tenant", key=name, cost=1).remaining for name in keys} == keys
 
 
-def test_a_method_can_be_limited(limiter: Limiter) -> None:
+def test_method_can_be_limited(plain: Limiter) -> None:
     class Account:
         tenant = "ann"
 
-        @limiter.limited("tenant", key_template="{self.tenant}", cost=1, max_wait=0)
+        @plain.limited("tenant", key_template="{self.tenant}", cost=1, max_wait=0)
         def charge(self) -> str:
             return self.tenant
 
     assert Account().charge() == "ann"
-    assert limiter.peek("tenant", key="ann", cost=1).remaining == 9
+    assert plain.peek("tenant", key="ann", cost=1).remaining == 9
 
 
-def test_a_place_is_held_for_as_long_as_the_function_runs(limiter: Limiter) -> None:
-    @limiter.limited(["places", "tenant"], key_template="{tenant}", cost=3)
-    def work(tenant: str) -> Decision:
-        return limiter.peek("places")
-
-    assert work("ann").remaining == 1, "places are not kept by key: there is one bucket of them"
-    assert limiter.peek("places").remaining == 2
-    assert limiter.peek("tenant", key="ann", cost=1).remaining == 7
-
-
-def test_calls_with_wrong_arguments_take_nothing(limiter: Limiter) -> None:
-    @limiter.limited("hourly")
-    def charge(order: int) -> None: ...
-
-    with pytest.raises(TypeError, match="order"):
-        charge()  # type: ignore[call-arg]
-    assert limiter.acquire("hourly").allowed
+def test_lease_is_held_while_a_limited_function_runs(limiter: EitherLimiter, plain: Limiter) -> None:
+    work = limiter.limited(["gpu", "tenant"], key_template="{tenant}", cost=3)(lambda tenant: free(plain))
+    assert work("ann") == 1, "leases are not kept by key"
+    assert free(plain) == 2
+    assert plain.peek("tenant", key="ann", cost=1).remaining == 7
 
 
 @pytest.mark.parametrize(
@@ -402,49 +279,26 @@ def test_calls_with_wrong_arguments_take_nothing(limiter: Limiter) -> None:
         ([], {}, "no limit was named"),
     ],
 )
-def test_a_decorator_that_cannot_be_is_an_error_at_once(
-    limiter: Limiter, limits: Any, options: dict[str, Any], why: str
+def test_invalid_decorator_is_an_error_at_once(
+    limiter: EitherLimiter, limits: Any, options: dict[str, Any], why: str
 ) -> None:
     def charge(order: int, tenant: str = "", amount: int = 1) -> None: ...
 
-    async def charge_awaited(order: int, tenant: str = "", amount: int = 1) -> None: ...
-
-    charge_awaited.__qualname__ = charge.__qualname__
     with pytest.raises(ConfigurationError, match=why):
         limiter.limited(limits, **options)(charge)
-    with pytest.raises(ConfigurationError, match=why):
-        AsyncLimiter.from_url("redis://nowhere", quotas=QUOTAS).limited(limits, **options)(charge_awaited)
 
 
-def test_a_function_that_runs_later_is_refused(limiter: Limiter) -> None:
+def test_function_of_the_wrong_kind_is_refused(plain: Limiter) -> None:
     async def coroutine() -> None: ...
 
     def generator() -> Iterator[int]:
         yield 1
 
-    def plain() -> None: ...
+    def function() -> None: ...
 
-    for function in (coroutine, generator):
+    for each in (coroutine, generator):
         with pytest.raises(ConfigurationError, match="does not run when it is called"):
-            limiter.limited("api")(function)
-    for function in (plain, generator):
+            plain.limited("api")(each)
+    for each in (function, generator):
         with pytest.raises(ConfigurationError, match="no coroutine function"):
-            AsyncLimiter.from_url("redis://nowhere", quotas=QUOTAS).limited("api")(function)  # type: ignore
-
-
-def test_async_each_call_of_a_coroutine_function_takes_a_permit(run: Callable[..., None], limiter: Limiter) -> None:
-    async def test(asynchronous: AsyncLimiter) -> None:
-        @asynchronous.limited(["tenant", "places"], key_template="{tenant}", max_wait=0)
-        async def charge(tenant: str, amount: int) -> int:
-            return limiter.peek("places").remaining
-
-        assert await charge("ann", amount=8) == 1
-        assert limiter.peek("places").remaining == 2
-        with pytest.raises(Throttled, match="'tenant'"):
-            await charge("ann", 8)
-        assert await charge("bob", 8) == 1
-        with pytest.raises(ImpossibleRequest):
-            await charge("eve", 11)
-        assert inspect.iscoroutinefunction(charge)
-
-    run(test)
+            AsyncLimiter.from_url("redis://nowhere", quotas=QUOTAS).limited("api")(each)  # type: ignore
