@@ -1,4 +1,4 @@
-"""``AsyncLimiter`` where all connections are in use: a caller that gives up keeps none from the others."""
+"""``AsyncLimiter`` when all connections are in use: a caller that is cancelled keeps none."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def pool_of(limiter: AsyncLimiter) -> Any:
 
 
 async def turns(number: int = 20) -> None:
-    """Of the loop: enough for whoever needs no answer of the store."""
+    """Of the loop: enough for everything that needs no reply of the store."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
-def test_a_caller_that_is_cancelled_as_a_connection_is_freed_for_it_leaves_it_to_the_next(url: str) -> None:
+def test_connection_freed_for_a_cancelled_caller_goes_to_the_next(url: str) -> None:
     async def main() -> None:
         async with AsyncLimiter.from_url(url, max_connections=1, timeout=5.0) as limiter:
             await limiter.peek(API)

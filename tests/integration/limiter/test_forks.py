@@ -1,4 +1,4 @@
-"""Forks: a child waits for no lock of its parent's threads, and does nothing of the parent's a second time."""
+"""Forks: a child waits for no lock of its parent's threads, and repeats nothing of the parent's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_child(work: Callable[[], object]) -> str:
     if not child:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(10)  # ends a child that hangs
+            signal.alarm(60)  # ends a child that hangs
             os.write(write, repr(work()).encode())
             os._exit(0)
         finally:
@@ -37,7 +37,7 @@ def in_child(work: Callable[[], object]) -> str:
     return said if status == 0 else f"ended with {status}"
 
 
-def test_a_child_holds_places_while_the_parents_thread_has_the_lock(limiter: Limiter) -> None:
+def test_child_holds_leases_while_a_thread_of_the_parent_has_the_lock(limiter: Limiter) -> None:
     def hold() -> tuple[bool, int]:
         with limiter.permit(GPU) as decision:
             left = limiter.peek(GPU).states[0].remaining
@@ -52,7 +52,7 @@ def test_a_child_holds_places_while_the_parents_thread_has_the_lock(limiter: Lim
 
 
 @pytest.mark.parametrize("locked", ["tally", "arrivals"])
-def test_a_child_counts_while_a_parents_thread_has_the_lock(locked: str) -> None:
+def test_child_counts_while_a_thread_of_the_parent_has_the_lock(locked: str) -> None:
     counter = Counter(lambda seconds: None)
     counter.happened("refused", ["parents"])
     counter.shadowed([("parents", "", 1)])
@@ -61,14 +61,19 @@ def test_a_child_counts_while_a_parents_thread_has_the_lock(locked: str) -> None
     assert [name for name, _ in counter.take()] == [name for name, _ in counter.arrivals.take()] == ["parents"]
 
 
-def test_a_child_that_only_closes_its_limiter_counts_nothing_a_second_time(limiter: Limiter) -> None:
+def test_child_counts_its_own_decisions_and_nothing_of_the_parent(limiter: Limiter) -> None:
     limiter.quotas["gpu"] = GPU
+
+    def decide() -> None:
+        limiter.acquire("gpu")
+        limiter.close()
+
     limiter.acquire("gpu")
-    assert in_child(limiter.close) == "None"
+    assert in_child(limiter.close) == in_child(decide) == "None"
     limiter.close()
-    assert limiter.stats("gpu")["gpu"].results["acquired"] == 1
+    assert limiter.stats("gpu")["gpu"].results["acquired"] == 2
 
 
-def test_a_child_reads_the_clock_of_stores_in_memory() -> None:
+def test_child_reads_the_clock_of_memory_stores() -> None:
     with memory.clock._lock:
         assert in_child(lambda: memory.clock.stop(None)) == "None"

@@ -1,4 +1,4 @@
-"""HTTP clients that tell their limits what a real server on loopback says."""
+"""HTTP transports report refusals and headers of a server to their limits."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def get(request: pytest.FixtureRequest, limiter: Limiter, server: EmbeddedServer
     return call
 
 
-def test_a_refusal_pauses_the_limit_for_every_process(get: Get, limiter: Limiter, upstream: Upstream) -> None:
+def test_refusal_pauses_the_limit_for_every_process(get: Get, limiter: Limiter, upstream: Upstream) -> None:
     upstream.says(429, Retry_After="300")
     get(upstream.url, on_429="pause")
     assert limiter.config("api").paused == pytest.approx(300, abs=60)
@@ -121,7 +121,7 @@ def test_without_the_options_nothing_is_reported(get: Get, limiter: Limiter, ups
     assert limiter.available("api") == 99
 
 
-def test_on_429_reads_refusals_alone(get: Get, limiter: Limiter, upstream: Upstream) -> None:
+def test_on_429_ignores_headers_of_other_responses(get: Get, limiter: Limiter, upstream: Upstream) -> None:
     upstream.says(200, X_RateLimit_Remaining="0", X_RateLimit_Reset="300")
     get(upstream.url, on_429="pause")
     assert limiter.available("api") == 99
@@ -130,7 +130,7 @@ def test_on_429_reads_refusals_alone(get: Get, limiter: Limiter, upstream: Upstr
     assert limiter.available("api") == 98, "a 403 that does not say when to come back is no refusal"
 
 
-def test_headers_lower_what_is_left(get: Get, limiter: Limiter, upstream: Upstream) -> None:
+def test_headers_lower_the_remaining_permits(get: Get, limiter: Limiter, upstream: Upstream) -> None:
     upstream.says(200, RateLimit='"default";r=7;t=300')
     get(upstream.url, read_headers=True)
     assert limiter.available("api") == 7
@@ -139,7 +139,7 @@ def test_headers_lower_what_is_left(get: Get, limiter: Limiter, upstream: Upstre
     assert limiter.config("api").paused == pytest.approx(300, abs=60)
 
 
-def test_requests_and_tokens_go_to_limits_of_their_own(get: Get, limiter: Limiter, upstream: Upstream) -> None:
+def test_headers_of_requests_and_tokens_go_to_separate_limits(get: Get, limiter: Limiter, upstream: Upstream) -> None:
     upstream.says(200, x_ratelimit_remaining_requests="50", x_ratelimit_remaining_tokens="700")
     get(upstream.url, ["api", "tokens", "places"], read_headers={"api": "requests", "tokens": "tokens"})
     assert [limiter.available(name) for name in ("api", "tokens", "places")] == [50, 700, 3]
@@ -149,23 +149,21 @@ def test_requests_and_tokens_go_to_limits_of_their_own(get: Get, limiter: Limite
     assert limiter.config("tokens").paused > 100
 
 
-def test_the_bucket_of_the_request_is_paused(get: Get, limiter: Limiter, upstream: Upstream) -> None:
+def test_refusal_pauses_the_bucket_of_the_request(get: Get, limiter: Limiter, upstream: Upstream) -> None:
     upstream.says(429, Retry_After="300", X_RateLimit_Remaining="4")
     get(f"{upstream.url}/a", "tenant", on_429="pause", max_pause=60)
     assert limiter.config("tenant", key="/a").paused == pytest.approx(60, abs=20)
     assert [limiter.available("tenant", key=key) for key in ("/a", "/b")] == [0, 100]
 
 
-def test_all_limits_of_a_refused_request_are_paused(get: Get, limiter: Limiter, upstream: Upstream) -> None:
+def test_refusal_pauses_all_limits_of_the_request(get: Get, limiter: Limiter, upstream: Upstream) -> None:
     upstream.says(503, Retry_After="300")
     get(upstream.url, ["api", "places"], on_429="pause")
     assert [limiter.available(name) for name in ("api", "places")] == [0, 0]
     assert limiter.config("places").paused > 100
 
 
-def test_a_response_that_tightens_nothing_costs_no_call_of_the_store(
-    get: Get, upstream: Upstream, store: redis.Redis
-) -> None:
+def test_response_that_changes_nothing_costs_no_store_call(get: Get, upstream: Upstream, store: redis.Redis) -> None:
     def calls() -> int:
         sent: int = store.info("commandstats")["cmdstat_evalsha"]["calls"]
         return sent
@@ -180,7 +178,7 @@ def test_a_response_that_tightens_nothing_costs_no_call_of_the_store(
     assert costs == [1, 1, 2]
 
 
-def test_a_store_that_does_not_answer_loses_no_response(
+def test_response_is_returned_when_its_report_fails(
     get: Get, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from celery_ratelimit import StoreUnavailable
@@ -196,7 +194,7 @@ def test_a_store_that_does_not_answer_loses_no_response(
     assert upstream.calls == 1
 
 
-def test_a_report_that_is_interrupted_closes_the_response(
+def test_interrupted_report_closes_the_response(
     get: Get, limiter: Limiter, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a task's soft time limit, for example: the connection goes back, and so do the leases."""
@@ -227,7 +225,7 @@ def test_a_report_that_is_interrupted_closes_the_response(
         ({"max_pause": -1}, "max_pause=-1 must be a number of seconds above 0"),
     ],
 )
-def test_invalid_options(limiter: Limiter, options: dict[str, Any], said: str) -> None:
+def test_invalid_options_of_transports_are_errors(limiter: Limiter, options: dict[str, Any], said: str) -> None:
     for transport in (LimitedTransport, LimitedAdapter):
         with pytest.raises(ConfigurationError, match=said):
             transport(limiter, "api", **options)

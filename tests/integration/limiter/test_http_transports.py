@@ -95,7 +95,7 @@ def left(limiter: Limiter, name: str, **options: Any) -> int:
 
 
 class Plain:
-    """httpx and requests behind one face: the same story for both."""
+    """httpx and requests behind one face."""
 
     def __init__(self, library: str, limiter: Limiter, limits: Any, **options: Any) -> None:
         self.client: Any
@@ -132,11 +132,10 @@ class TestEachLibrary:
         with Plain(library, limiter, "api") as client, ThreadPoolExecutor(5) as threads:
             began = time.monotonic()
             list(threads.map(client.get, [f"{upstream.url}/{n}" for n in range(11)]))
-            took = time.monotonic() - began
+        assert time.monotonic() - began >= 0.499
         assert len(upstream.calls) == 11
-        assert took >= 0.499
 
-    def test_a_key_may_depend_on_the_request(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
+    def test_key_may_depend_on_the_request(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
         def host(request: Any) -> str:
             return str(httpx.URL(str(request.url)).host)
 
@@ -152,26 +151,26 @@ class TestEachLibrary:
             client.get(f"{upstream.url}/e")
         assert left(limiter, "host", key="one") == 0
 
-    def test_places_are_held_until_the_body_has_come(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
+    def test_lease_is_held_until_the_body_has_come(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
         with Plain(library, limiter, "places") as client, ThreadPoolExecutor(6) as threads:
             list(threads.map(client.get, [f"{upstream.url}/{n}" for n in range(30)]))
         assert upstream.most == 1
         assert left(limiter, "places") == 1
 
-    def test_places_come_back_from_a_call_that_fails(self, limiter: Limiter, library: str) -> None:
+    def test_lease_of_a_failed_call_is_returned(self, limiter: Limiter, library: str) -> None:
         lost = pytest.raises((httpx.ConnectError, requests.ConnectionError))
         with Plain(library, limiter, "places") as client, lost:
             client.get(f"http://127.0.0.1:{free_port()}/")
         assert left(limiter, "places") == 1
 
-    def test_without_a_store_nothing_is_sent(self, upstream: Upstream, library: str) -> None:
+    def test_call_is_not_sent_without_a_store(self, upstream: Upstream, library: str) -> None:
         dead = Limiter.from_url(f"redis://127.0.0.1:{free_port()}", quotas=QUOTAS)
         with Plain(library, dead, "api") as client, pytest.raises(StoreUnavailable):
             client.get(f"{upstream.url}/a")
         assert upstream.calls == []
 
 
-def test_a_stream_of_httpx_holds_its_place_until_it_is_closed(limiter: Limiter, upstream: Upstream) -> None:
+def test_httpx_stream_holds_its_lease_until_it_is_closed(limiter: Limiter, upstream: Upstream) -> None:
     with httpx.Client(transport=LimitedTransport(limiter, "places")) as client:
         with client.stream("GET", f"{upstream.url}/a") as response:
             assert response.status_code == 200
@@ -179,7 +178,7 @@ def test_a_stream_of_httpx_holds_its_place_until_it_is_closed(limiter: Limiter, 
         assert left(limiter, "places") == 1
 
 
-def test_a_stream_of_requests_holds_its_place_until_its_head_has_come(limiter: Limiter, upstream: Upstream) -> None:
+def test_requests_stream_holds_its_lease_until_its_head_has_come(limiter: Limiter, upstream: Upstream) -> None:
     with requests.Session() as session:
         session.mount("http://", LimitedAdapter(limiter, "places"))
         with session.get(f"{upstream.url}/a", stream=True) as response:
@@ -187,18 +186,13 @@ def test_a_stream_of_requests_holds_its_place_until_its_head_has_come(limiter: L
             assert response.content == b"xxxxx."
 
 
-def test_a_response_that_is_there_at_once_holds_nothing(limiter: Limiter) -> None:
+def test_complete_response_holds_no_lease(limiter: Limiter) -> None:
     transport = LimitedTransport(
         limiter, "places", transport=httpx.MockTransport(lambda _: httpx.Response(200, text="a"))
     )
     with httpx.Client(transport=transport) as client:
         assert client.get("http://nowhere").text == "a"
         assert left(limiter, "places") == 1
-
-
-def test_an_adapter_has_the_options_of_requests(limiter: Limiter) -> None:
-    adapter = LimitedAdapter(limiter, "api", pool_maxsize=3, max_retries=2)
-    assert (adapter._pool_maxsize, adapter.max_retries.total) == (3, 2)
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ def test_async_every_call_takes_a_permit(server: EmbeddedServer, limiter: Limite
     asyncio.run(main())
 
 
-def test_async_places_are_held_until_the_body_has_come(
+def test_async_lease_is_held_until_the_body_has_come(
     server: EmbeddedServer, limiter: Limiter, upstream: Upstream
 ) -> None:
     async def main() -> None:
@@ -256,7 +250,7 @@ def test_async_places_are_held_until_the_body_has_come(
     ("name", "library"),
     [("LimitedTransport", "httpx"), ("AsyncLimitedTransport", "httpx"), ("LimitedAdapter", "requests")],
 )
-def test_without_its_library_a_transport_says_what_to_install(name: str, library: str) -> None:
+def test_transport_without_its_library_says_what_to_install(name: str, library: str) -> None:
     said = (
         f"import sys; sys.modules[{library!r}] = None\n"
         "import celery_ratelimit.limiter.async_limiter, celery_ratelimit.worker.bootstep, celery_ratelimit.transports\n"
@@ -265,10 +259,3 @@ def test_without_its_library_a_transport_says_what_to_install(name: str, library
     )
     ran = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
     assert f"ImportError: {name} needs {library}: pip install 'celery-ratelimit[{library}]'" in ran.stderr
-
-
-def test_a_transport_that_does_not_exist_is_an_attribute_error() -> None:
-    import celery_ratelimit.transports as transports
-
-    with pytest.raises(AttributeError, match="LimitedTransprt"):
-        transports.LimitedTransprt  # noqa: B018

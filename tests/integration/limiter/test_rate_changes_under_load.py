@@ -1,4 +1,4 @@
-"""A rate that goes up and down, and pauses, under callers that hammer: exact by the store's clock."""
+"""A rate that goes up and down, and pauses, under load: exact by the store's clock."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""To look at a limit changes nothing: no operation that only reads sends a command that writes."""
+"""Operations that only read send no command that writes."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter, RateLimitedTask
+from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.operations.lots import lots_of
@@ -20,6 +18,7 @@ from celery_ratelimit.prometheus import Collector
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.web.looks import Looks
 from tests.conftest import PATIENT
+from tests.integration.limiter.either import KINDS, opened
 
 #: Two limits of one name in two apps: of every algorithm, and from one algorithm to another.
 LIMITS: dict[str, tuple[Any, Any]] = {
@@ -47,18 +46,6 @@ LIMITS: dict[str, tuple[Any, Any]] = {
     "shadow": (Limit("3/m", name="api", shadow=True), Limit("1/h", name="api", shadow=True)),
 }
 
-#: What users ask of a limiter, and what its answer does not change.
-READS: dict[str, tuple[Any, ...]] = {
-    "peek": (),
-    "available": (),
-    "config": (),
-    "history": (),
-    "weights": (),
-    "stats": (),
-    "shadow_report": (),
-    "ping": (),
-}
-
 
 class Seen:
     """What the store holds, and the commands that it was sent."""
@@ -80,7 +67,7 @@ class Seen:
 
 
 def use_up(limiter: Limiter, limit: Any) -> None:
-    """Take all that there is, and stand in line."""
+    """Take all permits, and keep a slot."""
     for _ in range(5):
         limiter.acquire(limit)
     if not limit.shadow:
@@ -91,31 +78,21 @@ def use_up(limiter: Limiter, limit: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
-def test_no_method_that_reads_writes(server: EmbeddedServer, store: redis.Redis, kind: str, make: Any) -> None:
+@pytest.mark.parametrize("make", KINDS)
+def test_no_reading_method_writes(server: EmbeddedServer, store: redis.Redis, kind: str, make: Any) -> None:
     here, elsewhere = LIMITS[kind]
     with Limiter.from_url(server.url + PATIENT) as limiter:
         use_up(limiter, here)
-
-    async def look() -> None:
-        other = make.from_url(server.url + PATIENT, quotas={"api": elsewhere})
-        for verb, args in READS.items():
-            if not hasattr(other, verb):
-                continue
-            seen = Seen(server.url)
-            said = getattr(other, verb)(*(() if verb == "ping" else ("api", *args)))
-            if inspect.isawaitable(said):
-                await said
-            seen.assert_unchanged()
-        closed = other.close() if isinstance(other, Limiter) else other.aclose()
-        if inspect.isawaitable(closed):
-            await closed
-
-    asyncio.run(look())
+    with opened(make, lambda kind: kind.from_url(server.url + PATIENT, quotas={"api": elsewhere})) as other:
+        for method in ("peek", "available", "config", "history", "weights", "stats", "shadow_report", "ping"):
+            if hasattr(other, method):
+                seen = Seen(server.url)
+                getattr(other, method)(*(() if method == "ping" else ("api",)))
+                seen.assert_unchanged()
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-def test_no_page_and_no_command_that_shows_writes(server: EmbeddedServer, store: redis.Redis, kind: str) -> None:
+def test_no_page_and_no_showing_command_writes(server: EmbeddedServer, store: redis.Redis, kind: str) -> None:
     """App B, on the same store, knows the limit by another rate; and one that it does not know at all."""
     here, elsewhere = LIMITS[kind]
     with Limiter.from_url(server.url + PATIENT) as limiter:
@@ -145,7 +122,7 @@ def test_no_page_and_no_command_that_shows_writes(server: EmbeddedServer, store:
         seen.assert_unchanged()
 
 
-def test_to_look_with_another_rate_leaves_the_bucket_as_it_is(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_peek_with_another_rate_leaves_the_bucket_unchanged(server: EmbeddedServer, store: redis.Redis) -> None:
     mine, theirs = Limit("100/s", burst=100, name="api"), Limit("1/h", name="api")
     with Limiter.from_url(server.url + PATIENT) as limiter:
         for _ in range(20):

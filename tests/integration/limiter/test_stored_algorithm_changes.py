@@ -84,7 +84,7 @@ def changing(server: EmbeddedServer) -> Limiter:
     return Limiter.from_url(server.url + PATIENT, quotas={"api": API, "other": OTHER})
 
 
-def test_an_algorithm_that_is_stored_reaches_all_who_ask_at_once(make: Callable[[], Any], changing: Limiter) -> None:
+def test_stored_algorithm_reaches_all_simultaneous_callers(make: Callable[[], Any], changing: Limiter) -> None:
     callers = make()
     for stored in STORED:
         assert changing.set_rate("api", stored)
@@ -92,7 +92,7 @@ def test_an_algorithm_that_is_stored_reaches_all_who_ask_at_once(make: Callable[
         changing.reset("api")
 
 
-def test_two_algorithms_that_are_stored_at_once(make: Callable[[], Any], changing: Limiter) -> None:
+def test_two_stored_algorithms_reach_all_simultaneous_callers(make: Callable[[], Any], changing: Limiter) -> None:
     callers = make()
     for one, two in pairwise(STORED):
         changing.set_rate("api", one)
@@ -101,7 +101,9 @@ def test_two_algorithms_that_are_stored_at_once(make: Callable[[], Any], changin
         changing.reset(["api", "other"])
 
 
-def test_the_first_callers_of_a_process(make: Callable[[], Any], changing: Limiter, store: redis.Redis) -> None:
+def test_first_callers_of_a_process_load_the_scripts_of_a_stored_algorithm(
+    make: Callable[[], Any], changing: Limiter, store: redis.Redis
+) -> None:
     for stored in STORED:
         changing.set_rate("api", stored)
         store.script_flush()
