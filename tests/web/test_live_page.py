@@ -248,7 +248,7 @@ def test_many_limits_are_read_by_few_commands(server: EmbeddedServer, store: red
 
 
 def test_a_user_of_the_store_with_the_least_rights_is_enough(server: EmbeddedServer, store: redis.Redis) -> None:
-    from tests.integration.store.test_stores import rights
+    from tests.integration.store.helpers import rights
 
     store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
     try:

@@ -22,28 +22,28 @@ from tests.integration.limiter.either import KINDS, opened
 
 #: Two limits of one name in two apps: of every algorithm, and from one algorithm to another.
 LIMITS: dict[str, tuple[Any, Any]] = {
-    "token_bucket": (Limit("100/m", burst=3, name="api"), Limit("1/m", name="api")),
+    "token_bucket": (Limit("100/h", burst=3, name="api"), Limit("1/h", name="api")),
     "leaky_bucket": (
-        Limit("100/m", algorithm="leaky_bucket", name="api"),
-        Limit("1/m", algorithm="leaky_bucket", name="api"),
+        Limit("100/h", algorithm="leaky_bucket", name="api"),
+        Limit("1/h", algorithm="leaky_bucket", name="api"),
     ),
-    "interval": (Limit("100/m", refill="interval", name="api"), Limit("1/m", refill="interval", name="api")),
-    "warm-up": (Limit("100/m", warmup=1, name="api"), Limit("1/m", warmup=2, name="api")),
+    "interval": (Limit("100/h", refill="interval", name="api"), Limit("1/h", refill="interval", name="api")),
+    "warm-up": (Limit("100/h", warmup=1, name="api"), Limit("1/h", warmup=2, name="api")),
     "fixed_window": (
-        Limit("3/m", algorithm="fixed_window", name="api"),
-        Limit("2/h", algorithm="fixed_window", name="api"),
+        Limit("3/d", algorithm="fixed_window", name="api"),
+        Limit("2/d", algorithm="fixed_window", name="api"),
     ),
     "sliding_window": (
-        Limit("3/m", algorithm="sliding_window", name="api"),
-        Limit("2/h", algorithm="sliding_window", name="api"),
+        Limit("3/d", algorithm="sliding_window", name="api"),
+        Limit("2/d", algorithm="sliding_window", name="api"),
     ),
     "sliding_log": (
-        Limit("3/m", algorithm="sliding_log", name="api"),
-        Limit("2/h", algorithm="sliding_log", name="api"),
+        Limit("3/d", algorithm="sliding_log", name="api"),
+        Limit("2/d", algorithm="sliding_log", name="api"),
     ),
-    "another algorithm": (Limit("3/m", algorithm="sliding_log", name="api"), Limit("1/m", name="api")),
+    "another algorithm": (Limit("3/d", algorithm="sliding_log", name="api"), Limit("1/h", name="api")),
     "concurrency": (Concurrency(2, name="api"), Concurrency(1, name="api", lease=5)),
-    "shadow": (Limit("3/m", name="api", shadow=True), Limit("1/h", name="api", shadow=True)),
+    "shadow": (Limit("3/d", name="api", shadow=True), Limit("1/h", name="api", shadow=True)),
 }
 
 
@@ -97,7 +97,7 @@ def test_no_page_and_no_showing_command_writes(server: EmbeddedServer, store: re
     here, elsewhere = LIMITS[kind]
     with Limiter.from_url(server.url + PATIENT) as limiter:
         use_up(limiter, here)
-        use_up(limiter, Limit("100/m", burst=3, name="unknown"))
+        use_up(limiter, Limit("100/h", burst=3, name="unknown"))
     app = Celery("b", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.ratelimit_url = server.url + PATIENT
     app.conf.ratelimit_quotas = {"api": elsewhere}
@@ -123,7 +123,7 @@ def test_no_page_and_no_showing_command_writes(server: EmbeddedServer, store: re
 
 
 def test_peek_with_another_rate_leaves_the_bucket_unchanged(server: EmbeddedServer, store: redis.Redis) -> None:
-    mine, theirs = Limit("100/s", burst=100, name="api"), Limit("1/h", name="api")
+    mine, theirs = Limit("100/h", burst=100, name="api"), Limit("1/h", name="api")
     with Limiter.from_url(server.url + PATIENT) as limiter:
         for _ in range(20):
             limiter.acquire(mine)

@@ -31,7 +31,7 @@ from celery_ratelimit.operations.task_checks import check_tasks
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 from tests.fleet_of import until
-from tests.integration.store.test_stores import rights
+from tests.integration.store.helpers import rights
 from tests.shop import Run, command_line, make_app, park
 
 

@@ -29,7 +29,7 @@ def disconnect(cluster: Cluster, node: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_no_command_gets_the_reply_of_another(cluster_store: Cluster, number: int) -> None:
+def test_no_command_gets_the_reply_of_another_when_a_connection_is_lost(cluster_store: Cluster, number: int) -> None:
     names, there = names_on(cluster_store, 0, number), names_on(cluster_store, 1, 1)
     with Limiter.from_url(cluster_store.url) as limiter:
         for name in [*names, *there]:
@@ -46,9 +46,7 @@ def test_no_command_gets_the_reply_of_another(cluster_store: Cluster, number: in
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
-def test_a_decision_over_several_slots_of_a_node_that_has_closed_its_connections(
-    cluster_store: Cluster, number: int
-) -> None:
+def test_decision_over_several_slots_is_made_after_a_lost_connection(cluster_store: Cluster, number: int) -> None:
     limits = [Limit("1/m", burst=9, name=name) for name in names_on(cluster_store, 0, number)]
     with Limiter.from_url(cluster_store.url, counts=False) as limiter:
         assert limiter.acquire(limits).allowed

@@ -1,4 +1,4 @@
-"""The server that users' tests start: it is theirs that answers, and not another one."""
+"""The server that users' tests start: its own process answers at its port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new() -> Iterator[EmbeddedServer]:
     server.close()
 
 
-def test_a_port_that_somebody_has_taken_meanwhile_is_left_to_them(server: EmbeddedServer, new: EmbeddedServer) -> None:
+def test_port_taken_meanwhile_is_left_to_the_other_server(server: EmbeddedServer, new: EmbeddedServer) -> None:
     new.port = server.port
     new.start()
     assert new.port != server.port
@@ -25,7 +25,7 @@ def test_a_port_that_somebody_has_taken_meanwhile_is_left_to_them(server: Embedd
         assert ours.info("server")["run_id"] != theirs.info("server")["run_id"]
 
 
-def test_a_restart_keeps_the_port_or_says_who_has_it(new: EmbeddedServer) -> None:
+def test_restart_keeps_the_port_or_is_an_error(new: EmbeddedServer) -> None:
     new.start()
     port = new.port
     new.kill()
@@ -42,7 +42,7 @@ def test_a_restart_keeps_the_port_or_says_who_has_it(new: EmbeddedServer) -> Non
         other.close()
 
 
-def test_another_trouble_is_told_at_once(new: EmbeddedServer) -> None:
+def test_server_that_cannot_start_is_an_error(new: EmbeddedServer) -> None:
     new.options = ("--no-such-option", "1")
     with pytest.raises(RuntimeError, match="did not start"):
         new.start()
