@@ -1,4 +1,4 @@
-"""What it costs to look at many limits: round trips to each node of the store, its commands and scripts."""
+"""The cost of reading many limits: round trips to each node of the store, commands and scripts."""
 
 from __future__ import annotations
 
@@ -85,27 +85,25 @@ def test_a_scrape_of_many_limits_makes_three_round_trips(
         assert stats[0]["cmdstat_evalsha"]["calls"] <= 60
 
 
-def test_a_store_that_does_not_know_the_scripts_is_told_each_once(
-    server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "number", "most"),
+    [("server", 300, 3 * 2 + 2 * 9), ("cluster", 60, 40)],  # each step, and each of nine scripts, once more
+)
+def test_scripts_that_the_store_lost_are_sent_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, number: int, most: int
 ) -> None:
-    app = with_limits(server.url, server.url, 300)
+    nodes = [request.getfixturevalue("store")]
+    url = broker = request.getfixturevalue("server").url
+    if kind == "cluster":
+        cluster = request.getfixturevalue("cluster_store")
+        nodes, url = cluster.clients, cluster.url
+    app = with_limits(broker, url, number)
     samples(app, "rate")
-    store.script_flush()
-    with counted_trips(monkeypatch) as trips:
-        assert len(samples(app, "rate")) >= 300
-    assert max(trips.values()) <= 3 * 2 + 2 * 9, "each step once more, and each of nine scripts by itself, twice"
-
-
-def test_a_cluster_that_does_not_know_the_scripts_is_told_each_once(
-    cluster_store: Any, server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = with_limits(server.url, cluster_store.url, 60)
-    samples(app, "rate")
-    for node in cluster_store.clients:
+    for node in nodes:
         node.script_flush()
     with counted_trips(monkeypatch) as trips:
-        assert len(samples(app, "rate")) >= 60
-    assert max(trips.values()) <= 40
+        assert len(samples(app, "rate")) >= number
+    assert max(trips.values()) <= most
 
 
 LOOKS: dict[str, Callable[[Celery], int]] = {
@@ -151,7 +149,7 @@ def test_queues_on_redis_are_counted_in_one_round_trip(
     assert max(trips.values()) == of_few
 
 
-def test_queues_are_counted_for_a_bounded_time_where_each_is_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_of_other_brokers_are_counted_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Celery("slow", broker="memory://", set_as_current=False)
     queues = [f"q{n}" for n in range(50)]
     assert message_counts(app, queues) == dict.fromkeys(queues, 0)
