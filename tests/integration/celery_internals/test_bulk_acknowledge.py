@@ -1,4 +1,4 @@
-"""On Redis the messages of parked tasks are acknowledged together, in a moment; none is forgotten."""
+"""On Redis, messages of parked tasks are acknowledged together after a moment; none is forgotten."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Worker:
         """Receive so many messages, and return their requests."""
         for _ in range(number):
             self.producer.publish("{}", routing_key=self.name, declare=[self.queue])
-            self.channel.connection.client.drain_events(timeout=5)
+            self.channel.connection.client.drain_events(timeout=60)
         return [SimpleNamespace(message=message, acknowledged=False) for message in self.messages[-number:]]
 
     def acknowledge(self, *requests: Any) -> None:
@@ -78,7 +78,7 @@ def execs(store: redis.Redis) -> int:
     return int(store.info("commandstats").get("cmdstat_exec", {"calls": 0})["calls"])
 
 
-def test_they_are_acknowledged_together_in_a_moment(worker: Worker) -> None:
+def test_messages_are_acknowledged_in_one_round_trip(worker: Worker) -> None:
     requests = worker.come(3)
     worker.acknowledge(*requests[:2])
     assert [seconds <= 0.02 for seconds, _ in worker.timers.waiting.values()] == [True]
@@ -88,9 +88,12 @@ def test_they_are_acknowledged_together_in_a_moment(worker: Worker) -> None:
     assert execs(worker.store) - before == 1, "in one round trip"
     assert (worker.at_broker, requests[0].message.acknowledged) == (1, True)
     assert not worker.timers.waiting
+    worker.acknowledge(*worker.come(BATCH_SIZE))
+    assert worker.at_broker == 1, "a full batch is acknowledged at once"
+    assert not worker.timers.waiting
 
 
-def test_messages_of_several_channels_go_together(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_messages_of_several_channels_are_acknowledged_together(server: EmbeddedServer, store: redis.Redis) -> None:
     """Returned messages have a channel of their own."""
     with Connection(server.url) as connection:
         worker, beside = Worker(connection.channel(), store), Worker(connection.channel(), store, "beside")
@@ -102,13 +105,7 @@ def test_messages_of_several_channels_go_together(server: EmbeddedServer, store:
         assert (first.message.acknowledged, second.message.acknowledged, worker.at_broker) == (True, True, 0)
 
 
-def test_many_are_acknowledged_at_once(worker: Worker) -> None:
-    worker.acknowledge(*worker.come(BATCH_SIZE))
-    assert worker.at_broker == 0
-    assert not worker.timers.waiting
-
-
-def test_it_makes_room_in_the_prefetch_at_once(worker: Worker) -> None:
+def test_prefetch_is_freed_at_once(worker: Worker) -> None:
     worker.channel.basic_qos(0, 1, False)
     (request,) = worker.come()
     assert not worker.channel.qos.can_consume()
@@ -116,7 +113,7 @@ def test_it_makes_room_in_the_prefetch_at_once(worker: Worker) -> None:
     assert worker.channel.qos.can_consume()
 
 
-def test_what_the_broker_did_not_hear_is_said_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_acknowledgement_is_repeated(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = worker.come(2)
     worker.acknowledge(first)
     with monkeypatch.context() as broken:
@@ -132,7 +129,7 @@ def test_what_the_broker_did_not_hear_is_said_again(worker: Worker, monkeypatch:
     assert (worker.at_broker, first.message.acknowledged) == (1, True)
 
 
-def test_a_worker_that_stops_acknowledges_them(worker: Worker) -> None:
+def test_stopping_worker_acknowledges_at_once(worker: Worker) -> None:
     first, second, _ = worker.come(3)
     worker.acknowledge(first, second)
     worker.acknowledgements.close()
@@ -140,7 +137,7 @@ def test_a_worker_that_stops_acknowledges_them(worker: Worker) -> None:
     assert not worker.timers.waiting
 
 
-def test_other_messages_are_acknowledged_by_kombu(worker: Worker) -> None:
+def test_rejected_message_is_left_to_kombu(worker: Worker) -> None:
     first, second = worker.come(2)
     worker.acknowledge(first)
     second.message.reject()
@@ -149,7 +146,7 @@ def test_other_messages_are_acknowledged_by_kombu(worker: Worker) -> None:
     assert worker.at_broker == 0
 
 
-def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: EmbeddedServer) -> None:
+def test_channel_reuses_its_client_until_it_disconnects(server: EmbeddedServer) -> None:
     with Connection(server.url) as connection:
         channel = connection.channel()
         reuse_client(channel)
@@ -172,7 +169,7 @@ def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: Embe
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_without_acks_late_a_task_is_acknowledged_while_it_runs(
+def test_task_without_acks_late_is_acknowledged_while_it_runs(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -186,7 +183,7 @@ def test_without_acks_late_a_task_is_acknowledged_while_it_runs(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_ends_while_the_worker_ends_is_acknowledged(
+def test_task_that_ends_during_a_warm_shutdown_is_acknowledged(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:
     """With ``acks_late``, and a warm shutdown: the pool is waited for when the loop has ended."""

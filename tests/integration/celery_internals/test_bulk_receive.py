@@ -1,4 +1,4 @@
-"""Messages that come in together: as many, in the order, and as safe as if they had come one by one."""
+"""Messages received in bulk: number, order and safety are those of messages received one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_ratelimit.testing import EmbeddedServer
 
 
 class Worker:
-    """Consumes queues, as a worker does, and has no use for what comes."""
+    """Consumes queues, as a worker does."""
 
     def __init__(self, connection: Connection, store: redis.Redis, prefetch: int = 100, names: str = "tasks") -> None:
         self.connection, self.store, self.channel = connection, store, connection.channel()
@@ -49,7 +49,7 @@ class Worker:
             self.producer.publish({"index": index}, routing_key=queue, declare=self.queues, **options)
 
     def turn(self) -> list[int]:
-        """One turn of a worker's loop; who has come in it."""
+        """One turn of a worker's loop; the messages received in it."""
         before, cycle = len(self.come), self.connection.transport.cycle
         cycle.on_poll_start()
         for readable in select.select(list(cycle.fds), [], [], 5)[0]:
@@ -77,11 +77,14 @@ def connection(server: EmbeddedServer) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Connection, store: redis.Redis) -> None:
+def test_a_dozen_more_messages_are_received_in_order(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     worker.publish(*range(MAX_MESSAGES + 8))
+    receiving: list[bool] = []
+    worker.then = lambda message: receiving.append(worker.bulk_receive.receiving)
     assert worker.turn() == list(range(MAX_MESSAGES + 1))
-    assert worker.after == [MAX_MESSAGES + 1], "it is said once, when all are there"
+    assert receiving == [True] * (MAX_MESSAGES + 1)
+    assert worker.after == [MAX_MESSAGES + 1], "called once, after the last"
     assert worker.waiting() == 7
     assert worker.noted() == {message.delivery_tag for message in worker.come}
     assert not worker.bulk_receive.receiving
@@ -89,25 +92,31 @@ def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Conn
         message.ack()
     assert worker.noted() == set()
     assert worker.turn() == list(range(MAX_MESSAGES + 1, MAX_MESSAGES + 8))
+    worker.channel.close()
+    assert (worker.waiting(), worker.noted()) == (7, set()), "a closed channel gives them back"
 
 
-def test_the_first_one_knows_that_others_come_with_it(connection: Connection, store: redis.Redis) -> None:
+@pytest.mark.parametrize("reason", ["not wanted", "worker_disable_prefetch"])
+def test_messages_are_received_one_by_one_where_no_more_are_wanted(
+    connection: Connection, store: redis.Redis, reason: str
+) -> None:
     worker = Worker(connection, store)
+    if reason == "not wanted":
+        worker.wants = False
+    else:
+        worker.channel.qos.can_consume = lambda: True  # which is what that setting does
     worker.publish(0, 1, 2)
-    said: list[bool] = []
-    worker.then = lambda message: said.append(worker.bulk_receive.receiving)
-    worker.turn()
-    assert said == [True, True, True]
+    assert (worker.turn(), worker.after) == ([0], [])
 
 
-def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
+def test_bulk_receive_pauses_longer_each_time_it_finds_nothing(
     connection: Connection, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(bulk_receive.time, "monotonic", lambda: now)
     worker = Worker(connection, store)
     worker.publish(0)
-    assert (worker.turn(), worker.after) == ([0], [1]), "who waits for others is told that there are none"
+    assert (worker.turn(), worker.after) == ([0], [1]), "called although there were no others"
     worker.publish(1, 2)
     assert (worker.turn(), worker.turn()) == ([1], [2])
     rests = []
@@ -121,28 +130,11 @@ def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
     worker.publish(20, 21, 22)
     assert worker.turn() == [20, 21, 22]
     worker.publish(23, 24)
-    assert worker.turn() == [23, 24], "they are as many again"
-
-
-def test_a_worker_that_takes_one_for_each_process_takes_them_one_by_one(
-    connection: Connection, store: redis.Redis
-) -> None:
-    """What ``worker_disable_prefetch`` does."""
-    worker = Worker(connection, store)
-    worker.channel.qos.can_consume = lambda: True
-    worker.publish(0, 1, 2)
-    assert (worker.turn(), worker.after) == ([0], [])
-
-
-def test_nobody_comes_along_who_is_not_wanted(connection: Connection, store: redis.Redis) -> None:
-    worker = Worker(connection, store)
-    worker.wants = False
-    worker.publish(0, 1, 2)
-    assert (worker.turn(), worker.after, worker.waiting()) == ([0], [], 2)
+    assert worker.turn() == [23, 24], "more are asked for again"
 
 
 @pytest.mark.parametrize(("prefetch", "come"), [(1, 1), (2, 2), (5, 5), (0, MAX_MESSAGES + 1)])
-def test_no_more_come_than_the_worker_may_have(
+def test_no_more_messages_are_received_than_the_prefetch_allows(
     connection: Connection, store: redis.Redis, prefetch: int, come: int
 ) -> None:
     worker = Worker(connection, store, prefetch)
@@ -151,7 +143,7 @@ def test_no_more_come_than_the_worker_may_have(
     assert len(worker.noted()) == come
 
 
-def test_those_that_come_along_have_the_priority_of_the_first(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_further_messages_have_the_priority_of_the_first(server: EmbeddedServer, store: redis.Redis) -> None:
     with Connection(server.url, transport_options={"priority_steps": [0, 3, 6, 9]}) as connection:
         worker = Worker(connection, store)
         worker.publish(*range(5), priority=9)
@@ -160,14 +152,7 @@ def test_those_that_come_along_have_the_priority_of_the_first(server: EmbeddedSe
         assert [worker.turn() for _ in range(3)] == [[10, 11, 12], [20, 21], [0, 1, 2, 3, 4]]
 
 
-def test_those_of_another_queue_have_their_own_turn(connection: Connection, store: redis.Redis) -> None:
-    worker = Worker(connection, store, names="a b")
-    worker.publish(0, 1, 2, queue="a")
-    worker.publish(10, 11, queue="b")
-    assert sorted([worker.turn(), worker.turn()]) == [[0, 1, 2], [10, 11]]
-
-
-def test_keys_have_their_prefix(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_global_key_prefix_is_used(server: EmbeddedServer, store: redis.Redis) -> None:
     with Connection(server.url, transport_options={"global_keyprefix": "app:"}) as connection:
         worker = Worker(connection, store)
         worker.publish(*range(4))
@@ -176,7 +161,7 @@ def test_keys_have_their_prefix(server: EmbeddedServer, store: redis.Redis) -> N
         assert {key.split(":")[0] for key in store.keys("*")} == {"app"}
 
 
-def test_long_messages_do_not_keep_the_loop(connection: Connection, store: redis.Redis) -> None:
+def test_long_messages_are_bounded_by_bytes(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     for index in range(4):
         worker.producer.publish(
@@ -185,7 +170,7 @@ def test_long_messages_do_not_keep_the_loop(connection: Connection, store: redis
     assert worker.turn() == [0, 1, 2]  # two of them are shorter than all that may be
 
 
-def test_where_the_broker_runs_no_scripts_they_come_one_by_one(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_messages_come_one_by_one_from_a_broker_without_scripts(server: EmbeddedServer, store: redis.Redis) -> None:
     store.acl_setuser("plain", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", "-@scripting"])
     try:
         with Connection(server.url.replace("//", "//plain:x@")) as connection:
@@ -197,7 +182,7 @@ def test_where_the_broker_runs_no_scripts_they_come_one_by_one(server: EmbeddedS
         store.acl_deluser("plain")
 
 
-def test_what_kombu_cannot_read_is_kombus_to_say(connection: Connection, store: redis.Redis) -> None:
+def test_unreadable_messages_are_left_to_kombu(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     worker.publish(0, 1)
     store.lpush("tasks", "nonsense", '{"properties": {}}')
@@ -205,7 +190,9 @@ def test_what_kombu_cannot_read_is_kombus_to_say(connection: Connection, store: 
     assert worker.waiting() == 2
 
 
-def test_what_only_lua_can_read_goes_back_with_those_behind_it(connection: Connection, store: redis.Redis) -> None:
+def test_message_that_only_lua_can_read_returns_with_those_behind_it(
+    connection: Connection, store: redis.Redis
+) -> None:
     worker = Worker(connection, store)
     worker.publish(*range(6))
     texts = store.lrange("tasks", 0, -1)
@@ -217,7 +204,9 @@ def test_what_only_lua_can_read_goes_back_with_those_behind_it(connection: Conne
     assert store.lrange("tasks", 0, 2) == texts[:3], "as they were"
 
 
-def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, store: redis.Redis) -> None:
+def test_returned_messages_of_a_topic_exchange_go_to_their_own_queue(
+    connection: Connection, store: redis.Redis
+) -> None:
     """kombu restores by exchange and routing key, which is to every queue that is bound so."""
     worker = Worker(connection, store)
     exchange = Exchange("logs", "topic")(worker.channel)
@@ -239,7 +228,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
     assert (worker.waiting(), worker.waiting("other")) == (2, 5)
 
 
-def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
+def test_full_broker_is_asked_again_later(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
     worker.bulk_receive.configure(full + load_source("broker/fetch_batch"), lambda: None)
@@ -252,9 +241,7 @@ def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, st
     assert worker.turn() == list(range(2, MAX_MESSAGES + 3))
 
 
-def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(
-    connection: Connection, store: redis.Redis
-) -> None:
+def test_messages_of_a_cancelled_consumer_return_to_their_place(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     worker.publish(*range(6))
 
@@ -270,7 +257,7 @@ def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(
     assert worker.turn() == [3, 4, 5]
 
 
-def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.Redis) -> None:
+def test_error_in_a_callback_loses_no_message(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     worker.publish(*range(6))
 
@@ -288,16 +275,7 @@ def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.R
     assert (worker.waiting(), worker.noted()) == (6, set())
 
 
-def test_a_worker_that_closes_gives_them_back(server: EmbeddedServer, store: redis.Redis) -> None:
-    with Connection(server.url) as connection:
-        worker = Worker(connection, store)
-        worker.publish(*range(5))
-        assert len(worker.turn()) == 5
-        worker.channel.close()
-        assert (worker.waiting(), worker.noted()) == (5, set())
-
-
-def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_messages_of_a_killed_worker_are_delivered_again(server: EmbeddedServer, store: redis.Redis) -> None:
     options = {"visibility_timeout": 1}
     with Connection(server.url, transport_options=options) as connection:
         worker = Worker(connection, store)
@@ -312,12 +290,12 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
         worker.channel.qos._delivered.clear()  # it is dead: it gives nothing back
 
 
-def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
+def test_bulk_receive_is_unused_on_other_brokers() -> None:
     broker: Any = SimpleNamespace(no_event_loop=False)
-    nobodys = BulkReceive(broker)
-    nobodys.configure("return {}", lambda: None)
-    nobodys.request_more(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
+    unused = BulkReceive(broker)
+    unused.configure("return {}", lambda: None)
+    unused.request_more(SimpleNamespace(channel=None))  # which has no note of its queue
     with Connection("memory://") as connection:
         channel = connection.channel()
-        nobodys.watch(channel)
+        unused.watch(channel)
         assert not hasattr(channel, "handlers")

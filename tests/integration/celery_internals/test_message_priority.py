@@ -1,4 +1,4 @@
-"""How important a message is, as its broker has it: read off real ones."""
+"""The order in which a broker delivers messages of different priorities (``broker_order``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def received(connection: Connection, queue: Queue, priority: Any) -> Any:
         ([0], 9, 0),
     ],
 )
-def test_on_redis_the_lowest_goes_first(
+def test_priority_order_on_redis(
     server: EmbeddedServer, store: redis.Redis, steps: list[int] | None, priority: int | None, order: int
 ) -> None:
     options = {"priority_steps": steps} if steps else {}
@@ -49,9 +49,7 @@ def test_on_redis_the_lowest_goes_first(
 
 @pytest.mark.parametrize("by_arguments", [False, True])
 @pytest.mark.parametrize(("priority", "order"), [(None, 0), (0, 0), (3, -3), (9, -5)])
-def test_on_rabbitmq_the_highest_does_up_to_what_its_queue_knows(
-    broker: Broker, priority: int | None, order: int, by_arguments: bool
-) -> None:
+def test_priority_order_on_rabbitmq(broker: Broker, priority: int | None, order: int, by_arguments: bool) -> None:
     five: dict[str, Any] = {"queue_arguments": {"x-max-priority": 5}} if by_arguments else {"max_priority": 5}
     with Connection(broker.url) as connection:
         queue = Queue("tasks", **five)

@@ -1,4 +1,4 @@
-"""What comes back is left to other workers and taken up again, as it was said last, on brokers that answer."""
+"""A full worker stops consuming return queues, and starts again; the last command counts."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Worker:
         message.ack()
 
     def leave(self, paused: bool) -> list[str]:
-        """Say whether what comes back is left to others; returns where it will be noted that it is."""
+        """Pause or resume the return queues; the list that is returned gets an entry when they are paused."""
         then: list[str] = []
         self.consumption.pause_return_queues(paused, lambda: then.append("left"))
         return then
 
     def reads(self) -> list[str]:
-        """What comes now, within a moment of silence."""
+        """Messages that come until there is none for a moment."""
         self.came.clear()
         while True:
             try:
-                self.connection.drain_events(timeout=0.3)
+                self.connection.drain_events(timeout=1)
             except TimeoutError:
                 return self.came
 
@@ -82,11 +82,11 @@ def worker(broker: Broker) -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_what_was_said_last_counts_in_whatever_order_the_hub_comes_to_it(worker: Worker, order: tuple[int]) -> None:
-    said = [worker.leave(paused) for paused in (True, False, True)]
+def test_last_command_counts_in_any_order_of_the_hub(worker: Worker, order: tuple[int]) -> None:
+    done = [worker.leave(paused) for paused in (True, False, True)]
     for number in order:
         worker.soon[number]()
-    assert sum(map(len, said)) >= 1
+    assert sum(map(len, done)) >= 1
     worker.publish("one")
     assert worker.reads() == []
     worker.soon.clear()
@@ -95,27 +95,27 @@ def test_what_was_said_last_counts_in_whatever_order_the_hub_comes_to_it(worker:
     assert worker.reads() == ["one"]
 
 
-def test_nobody_is_told_before_the_broker_has_answered(worker: Worker) -> None:
-    said = worker.leave(True)
+def test_callback_is_called_after_the_brokers_reply(worker: Worker) -> None:
+    done = worker.leave(True)
     worker.publish("one")
-    assert said == []
+    assert done == []
     assert worker.reads() == ["one"]
     worker.soon.pop()()
-    assert said == ["left"]
+    assert done == ["left"]
 
 
-def test_nobody_is_told_of_what_is_not_wanted_any_more(worker: Worker) -> None:
-    said = worker.leave(True)
+def test_callback_of_a_revoked_pause_is_not_called(worker: Worker) -> None:
+    done = worker.leave(True)
     assert worker.leave(False) == []
     for call in worker.soon:
         call()
-    assert said == []
+    assert done == []
     worker.publish("one", "two")
     assert worker.reads() == ["one", "two"]
 
 
-def test_what_comes_back_while_the_worker_ends_stays_at_the_broker(worker: Worker, broker: Broker) -> None:
-    """Until it answers a cancellation, the broker goes on, and whoever waits for the answer reads what it sends."""
+def test_messages_returned_while_the_worker_ends_stay_at_the_broker(worker: Worker, broker: Broker) -> None:
+    """The broker delivers until it answers the cancellation."""
     worker.publish(*map(str, range(20)))
     until(lambda: broker.ready("orders.throttled") == 0, 10, "the delivery")
     worker.task_consumer.cancel()

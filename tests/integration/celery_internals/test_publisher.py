@@ -1,8 +1,8 @@
-"""What goes out to RabbitMQ: known to be there, or to have been refused; and nothing of it ends what is consumed."""
+"""Publishing to RabbitMQ: each message is confirmed or refused, and consumers go on."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -50,8 +50,8 @@ def a_publisher(connection: Connection) -> Publisher:
     return Publisher(None, WorkersBroker(SimpleNamespace(connection=connection, hub=object())))
 
 
-def nobodys(name: str) -> bool:
-    """No queue is this worker's to declare."""
+def never_declared(name: str) -> bool:
+    """This worker declares no queue."""
     return False
 
 
@@ -60,12 +60,9 @@ def declared(name: str, priorities: int = 3) -> Callable[[Any], object]:
     return lambda channel: Queue(name, max_priority=priorities)(channel).queue_declare()
 
 
-def drained(connection: Connection) -> None:
-    while True:
-        try:
-            connection.drain_events(timeout=0.5)
-        except TimeoutError:
-            return
+def drain(connection: Connection) -> None:
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=0.1)
 
 
 def wait_for_messages(connection: Connection, queue: str, number: int) -> None:
@@ -75,17 +72,17 @@ def wait_for_messages(connection: Connection, queue: str, number: int) -> None:
     assert declared().message_count == number
 
 
-def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection: Connection) -> None:
+def test_missing_queue_is_reported_and_other_queues_get_their_messages(connection: Connection) -> None:
     connection.default_channel.queue_declare("there")
     publisher = a_publisher(connection)
     for _ in range(2):
-        assert publisher.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")], nobodys) == {
+        assert publisher.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")], never_declared) == {
             "nowhere"
         }
     wait_for_messages(connection, "there", 4)
 
 
-def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
+def test_own_queue_is_declared_again(connection: Connection) -> None:
     publisher = a_publisher(connection)
 
     def declare(name: str) -> bool:
@@ -97,45 +94,42 @@ def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
     wait_for_messages(connection, "mine", 2)
 
 
-def test_what_is_declared_otherwise_is_left_as_it_is(connection: Connection) -> None:
+def test_queue_declared_with_other_arguments_is_left_as_it_is(connection: Connection) -> None:
     publisher = a_publisher(connection)
     assert publisher.refusal_of(declared("mine")) is None
     assert publisher.refusal_of(declared("mine")) is None
     assert isinstance(publisher.refusal_of(declared("mine", 4)), amqp.PreconditionFailed)
-    assert publisher.publish(None, [a_parcel("mine")], nobodys) == set()
+    assert publisher.publish(None, [a_parcel("mine")], never_declared) == set()
 
 
-def test_what_is_refused_is_told_and_ends_nothing_else(connection: Connection) -> None:
+def test_refused_message_is_an_error_and_consumers_go_on(connection: Connection) -> None:
     came: list[Message] = []
     publisher = a_publisher(connection)
     with Consumer(connection.default_channel, [Queue("in")], on_message=came.append):
         for number in range(1, 4):
             with pytest.raises(amqp.PreconditionFailed):
-                publisher.publish(None, [a_parcel("in", **REFUSED)], nobodys)
-            assert publisher.publish(None, [a_parcel("in")], nobodys) == set()
-            drained(connection)
+                publisher.publish(None, [a_parcel("in", **REFUSED)], never_declared)
+            assert publisher.publish(None, [a_parcel("in")], never_declared) == set()
+            until(lambda n=number: drain(connection) or len(came) >= n, 20, "the messages")
             assert len(came) == number
     assert len(connection.connection.channels) <= 3, "the connection itself, what is consumed, and one to publish"
 
 
-def test_who_publishes_while_another_waits_gets_an_answer_of_its_own(connection: Connection) -> None:
-    """What comes in meanwhile is sent on; what the broker says of the one channel is read by who waits for another."""
+def test_nested_publishes_get_their_own_confirmations(connection: Connection) -> None:
+    """A message that comes in meanwhile is sent on; the broker's reply to one channel is read while another waits."""
     connection.default_channel.queue_declare("out")
     publisher = a_publisher(connection)
-    came = itertools.count()
     sent: list[set[str]] = []
 
     def send_on(message: Message) -> None:
-        next(came)
         message.ack()
-        sent.append(publisher.publish(None, [a_parcel("out")] * 3, nobodys))
+        sent.append(publisher.publish(None, [a_parcel("out")] * 3, never_declared))
 
     with Consumer(connection.default_channel, [Queue("in")], on_message=send_on):
         for _ in range(10):
             with pytest.raises(amqp.PreconditionFailed):
-                publisher.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)], nobodys)
-        drained(connection)
-    assert next(came) == 20
+                publisher.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)], never_declared)
+        until(lambda: drain(connection) or len(sent) >= 20, 20, "the messages")
     assert sent == [set()] * 20
     wait_for_messages(connection, "out", 60)
 
@@ -150,20 +144,20 @@ def break_by_cancelling(channel: Any) -> None:
 
 
 @pytest.mark.parametrize("break_it", [break_by_closing, break_by_cancelling])
-def test_a_channel_that_ends_takes_its_connection_along(
+def test_channel_closed_by_the_broker_ends_its_connection(
     connection: Connection, break_it: Callable[[Any], None]
 ) -> None:
-    """Whoever reads it, and whatever has become of the error: the next one who reads is told, too."""
+    """Each later read raises the error, too."""
     channel = connection.channel()
     end_connection_with(channel)
     with Consumer(channel, [Queue("in")], on_message=lambda message: None):
         break_it(channel)
         for _ in range(2):
             with pytest.raises(connection.connection_errors):
-                connection.drain_events(timeout=5)
+                connection.drain_events(timeout=60)
 
 
-def test_a_channel_that_is_closed_in_order_takes_nothing_along(connection: Connection) -> None:
+def test_channel_closed_in_order_leaves_its_connection(connection: Connection) -> None:
     channel = connection.channel()
     end_connection_with(channel)
     channel.close()

@@ -1,6 +1,6 @@
 """Every Python block of the README and the docs runs, in the order of its page, on a real store and broker.
 
-``docs/testing.md`` is a small project, which ``test_memory.py`` writes to files and tests.
+``docs/testing.md`` is a small project, which ``test_memory_store.py`` writes to files and tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGES = [
 
 @pytest.fixture
 def names(server: EmbeddedServer) -> Iterator[dict[str, Any]]:
-    """What pages take for granted: an app, and what is the reader's own."""
+    """Names that pages use without defining them."""
     app = Celery("docs", broker=server.url, backend=server.url, set_as_current=False)
     app.conf.ratelimit_quotas = {"stripe": {"rate": "100/s", "key": "tenant:{tenant_id}"}}
 
@@ -47,7 +47,7 @@ def names(server: EmbeddedServer) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_runs(
+def test_every_python_block_runs(
     page: str, names: dict[str, Any], server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     here = tmp_path / Path(page).name

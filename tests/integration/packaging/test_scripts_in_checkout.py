@@ -23,12 +23,12 @@ print(Limiter.from_url(sys.argv[1]).acquire(Limit("1/s", name="x")).allowed)
 """
 
 
-def test_the_scripts_are_found_beside_the_package(server: EmbeddedServer) -> None:
+def test_scripts_of_a_checkout_are_found(server: EmbeddedServer) -> None:
     ran = subprocess.run([sys.executable, "-c", DECIDES, server.url], cwd=ROOT, capture_output=True, text=True)
     assert ran.stdout == "True\n", ran.stderr
 
 
-def test_a_script_that_is_not_there_is_said_when_the_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_script_is_an_error_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: str) -> str:
         return Path(str(files("celery_ratelimit.lua")), path.replace("now", "gone")).read_text()
 

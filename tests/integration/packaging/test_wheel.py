@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.slow
-def test_the_suite_passes_from_the_wheel(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_tests_pass_from_the_wheel(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT], check=True)
     (wheel,) = (tmp_path / "dist").iterdir()
@@ -35,7 +35,7 @@ def test_the_suite_passes_from_the_wheel(server: EmbeddedServer, store: redis.Re
     assert found.stdout.count(str(tmp_path / "site")) == 2, found
     subset = [
         "tests/lua/test_traces.py",
-        "tests/integration/worker/test_throttle_modes.py::test_wait_holds_the_task_and_sends_nothing",
+        "tests/integration/worker/test_throttle_modes.py::test_wait_holds_the_task_in_the_worker",
     ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *subset]
     result = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True)

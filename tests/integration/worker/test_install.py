@@ -1,4 +1,4 @@
-"""``install(app)``: limits by task name, pattern and queue, for tasks of any class, on every pool."""
+"""``install(app)``: limits by task name, pattern and queue, for tasks of every class, on every pool."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_tasks_are_limited_by_name_pattern_and_queue(
         assert set(store.keys("ratelimit:*:state")) <= {"ratelimit:v1:{shared}::state", "ratelimit:v1:{emails}::state"}
 
 
-def test_a_task_under_both_hook_and_base_class_pays_once(
+def test_task_limited_by_settings_and_base_class_takes_one_permit(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     name = "tests.apps.fleet.retry"
@@ -56,7 +56,7 @@ def test_a_task_under_both_hook_and_base_class_pays_once(
         assert_over(permits, 20 / 2)
 
 
-def test_a_plain_process_shares_a_quota_with_the_fleet(
+def test_plain_process_shares_a_quota_with_the_fleet(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     quotas = {"stripe": "50/s"}
@@ -75,7 +75,7 @@ def test_a_plain_process_shares_a_quota_with_the_fleet(
         permits = sorted([*fleet.permits(), *ours])
         assert len(permits) == 150, "two thirds of them the fleet's"
         assert_never_over(permits, 50)
-        assert_over(fleet.permits(), 50 / 3)  # nobody has a part of it for himself
+        assert_over(fleet.permits(), 50 / 3)  # no process has a part of it for itself
 
 
 def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A queue of a worker that waits for a lease is notified when one may be free; where it could not be, it asks."""
+"""A queue that waits for a lease is notified when one may be free; without notifications it asks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def leases_of(url: str, queues: RequestQueues, moved: list[Any], *, wakes: bool 
     return ConcurrencyLeases(*parts, on_end=lambda request: None, on_free=lambda some: moved.extend(some))
 
 
-def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_queue_is_notified_of_its_own_lease(server: EmbeddedServer, store: redis.Redis) -> None:
     limiter, queues, moved = Limiter(redis.Redis.from_url(server.url)), RequestQueues(), []
     leases = leases_of(server.url, queues, moved)
     waits, other = queues.get_or_create((("places", ""),)), queues.get_or_create((("others", ""),))
@@ -43,9 +43,7 @@ def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: Embedded
     leases.close()
 
 
-def test_after_a_new_subscription_a_queue_asks_as_notifications_may_be_lost(
-    server: EmbeddedServer, store: redis.Redis
-) -> None:
+def test_queue_asks_after_a_new_subscription(server: EmbeddedServer, store: redis.Redis) -> None:
     queues, moved = RequestQueues(), []
     leases = leases_of(server.url, queues, moved)
     waits = queues.get_or_create((("places", ""),))
@@ -56,7 +54,7 @@ def test_after_a_new_subscription_a_queue_asks_as_notifications_may_be_lost(
     leases.close()
 
 
-def test_where_nothing_would_be_heard_no_queue_waits_for_it(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_queue_waits_for_no_notification_that_cannot_come(server: EmbeddedServer, store: redis.Redis) -> None:
     queues = RequestQueues()
     waits = queues.get_or_create((("places", ""),))
     late = leases_of(server.url, queues, [], wakes=False)
@@ -66,7 +64,7 @@ def test_where_nothing_would_be_heard_no_queue_waits_for_it(server: EmbeddedServ
     try:
         deaf = leases_of(server.url.replace("redis://", "redis://deaf:secret@"), queues, [])
         assert deaf._channel_of(waits) == ""
-        until(lambda: not deaf._bell.is_up, 1, "its being refused")
+        until(lambda: not deaf._bell.is_up, 10, "the refusal")
         assert deaf._channel_of(waits) == ""
     finally:
         store.execute_command("ACL", "DELUSER", "deaf")

@@ -16,7 +16,9 @@ from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
 
-def test_an_app_that_imports_nothing_has_its_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_app_that_imports_nothing_of_the_package_has_its_limits(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     conf: dict[str, Any] = {
         "ratelimit_tasks": {"bare.*": "1/h", "bear.*": "1/h"},
         "ratelimit_queues": {"emails": "5/s"},
@@ -47,7 +49,7 @@ def test_an_app_that_imports_nothing_has_its_limits(server: EmbeddedServer, stor
         ({"ratelimit_observers": ["no_module:no"]}, 1, "Error: ratelimit_observers: 'no_module:no' is not to be had"),
     ],
 )
-def test_the_command_line_checks_without_a_store(conf: dict[str, Any], code: int, says: str) -> None:
+def test_check_of_settings_needs_no_store(conf: dict[str, Any], code: int, says: str) -> None:
     env = {**os.environ, "TEST_BROKER": "redis://127.0.0.1:1/0", "TEST_BACKEND": "", "TEST_CONF": json.dumps(conf)}
     command = [sys.executable, "-m", "celery", "-A", "tests.apps.bare", "ratelimit", "check"]
     found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
@@ -55,7 +57,7 @@ def test_the_command_line_checks_without_a_store(conf: dict[str, Any], code: int
     assert says in found.stdout + found.stderr
 
 
-def test_the_command_line_checks_an_app_that_needs_no_store() -> None:
+def test_check_of_an_app_without_limits() -> None:
     """Its worker starts, on whatever broker."""
     command = [sys.executable, "-m", "celery", "-A", "tests.apps.unlimited", "ratelimit", "check"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)

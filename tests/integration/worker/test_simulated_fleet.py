@@ -1,4 +1,4 @@
-"""Many gates on real scripts and a clock that is moved: what the benchmark of a large fleet runs."""
+"""Many gates on real scripts and a simulated clock, as in the benchmark of a large fleet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKERS, RATE, TASKS = 12, 120, 600
 MOST_ASKED = 3.0
 
 
-def test_more_than_the_limit_allows_is_parked_and_starts_once_and_never_early() -> None:
+def test_parked_tasks_start_once_and_never_early() -> None:
     with simulated(workers=WORKERS, processes=2, rate=RATE, seconds=0.05) as fleet:
         for index in range(TASKS):
             fleet.world.at(fleet.world.now + 2 + index / RATE / 1.5, lambda index=index: fleet.send(index))

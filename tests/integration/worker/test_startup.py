@@ -32,12 +32,12 @@ from tests.fleet_of import Fleet, until
     ],
     ids=["rate", "quota", "cost", "setting", "store error", "key", "name", "not redis", "unreachable"],
 )
-def test_the_worker_says_what_is_wrong(
+def test_worker_with_an_invalid_setting_does_not_start_and_names_it(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, conf: dict[str, Any], says: list[str]
 ) -> None:
     with Fleet(server, tmp_path, install=True, **conf) as fleet:
         worker = fleet.launch()
-        assert worker.wait(timeout=30) != 0
+        assert worker.wait(timeout=120) != 0
         log = fleet.log()
         for text in says:
             assert text in log, log
@@ -45,7 +45,9 @@ def test_the_worker_says_what_is_wrong(
         assert "Traceback" not in log
 
 
-def test_a_store_that_is_no_redis_is_refused(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_server_that_is_no_redis_is_refused_as_a_store(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Something listens there, but does not speak the protocol."""
     import socket
     import threading
@@ -65,14 +67,14 @@ def test_a_store_that_is_no_redis_is_refused(server: EmbeddedServer, store: redi
     threading.Thread(target=answer, daemon=True).start()
     url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
     with Fleet(server, tmp_path, ratelimit_url=url) as fleet:
-        assert fleet.launch().wait(timeout=30) != 0
+        assert fleet.launch().wait(timeout=120) != 0
         assert "no Redis or Valkey" in fleet.log()
         assert "Traceback" not in fleet.log()
     listener.close()
 
 
 @pytest.mark.parametrize("choice", ["defer", "allow", "local"])
-def test_a_store_that_is_down_when_a_worker_starts_is_an_outage_like_any_other(
+def test_store_that_is_down_when_a_worker_starts_is_an_outage(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
 ) -> None:
     """Unlimited work goes on, limited work as ``ratelimit_on_store_error`` says; all is well when the store comes."""
@@ -99,7 +101,7 @@ def test_a_store_that_is_down_when_a_worker_starts_is_an_outage_like_any_other(
         assert fleet.log().count("no Redis or Valkey answers there") == 1
 
 
-def test_an_overflow_that_no_worker_consumes_is_said(
+def test_overflow_queue_without_a_worker_is_a_warning(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -115,7 +117,7 @@ def test_an_overflow_that_no_worker_consumes_is_said(
         assert "overflow='later'" not in fleet.log(2)
 
 
-def test_a_limit_that_another_app_declares_differently_is_a_warning(
+def test_limit_declared_differently_by_another_app_is_a_warning(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """The two share its bucket. An app that starts again with the same limit says nothing."""

@@ -1,4 +1,4 @@
-"""A line that names a limit's rate says which one holds, and who has set it; the store is asked no more than once."""
+"""Labels of stored rates for log lines: the rate in force and its author; the store is asked once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def asked(store: redis.Redis) -> int:
         (Concurrency(4, name="gpu"), Concurrency(2), "2 at once set by anna"),
     ],
 )
-def test_what_is_stored_in_the_place_of_the_code(
+def test_label_of_a_stored_limit(
     limiter: Limiter, rates: StoredLimitLabels, code: AnyLimit, stored: AnyLimit, said: str
 ) -> None:
     demand = LimitRequest(code, str(code.name))
@@ -50,7 +50,9 @@ def test_what_is_stored_in_the_place_of_the_code(
     assert bool(rates.of(demand, 0.0)) == bool(said)
 
 
-def test_it_is_read_once_until_it_changes(limiter: Limiter, rates: StoredLimitLabels, store: redis.Redis) -> None:
+def test_label_is_read_once_until_the_limit_changes(
+    limiter: Limiter, rates: StoredLimitLabels, store: redis.Redis
+) -> None:
     demand = LimitRequest(STRIPE, "stripe")
     store.config_resetstat()
     for _ in range(10):
@@ -67,7 +69,7 @@ def test_it_is_read_once_until_it_changes(limiter: Limiter, rates: StoredLimitLa
     assert rates.of(demand, 0.1) == "10/s set by bob"
 
 
-def test_a_key_is_looked_at_where_it_has_another_rate(
+def test_label_of_a_key_is_read_where_its_rate_differs(
     limiter: Limiter, rates: StoredLimitLabels, store: redis.Redis
 ) -> None:
     limiter.set_rate("tenant", "50/s", key="tenant:7", by="anna", force=True)
@@ -79,7 +81,9 @@ def test_a_key_is_looked_at_where_it_has_another_rate(
     assert asked(store) == 2, "of the limit, and of that key"
 
 
-def test_a_store_that_does_not_answer_is_not_known(limiter: Limiter, outage: Outage, rates: StoredLimitLabels) -> None:
+def test_lost_store_gives_no_label_and_begins_no_outage(
+    limiter: Limiter, outage: Outage, rates: StoredLimitLabels
+) -> None:
     limiter.client.close()
     broken = StoredLimitLabels(Limiter.from_url("redis://127.0.0.1:1/0")._asker, outage)
     assert broken.of(LimitRequest(STRIPE, "stripe"), 0.05) == ""

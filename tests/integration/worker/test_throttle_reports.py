@@ -1,4 +1,4 @@
-"""Every outcome of throttling has a line of its own, an event, a signal; and monitors see how a task has ended."""
+"""Each outcome of throttling has a log line, an event and a signal; monitors see how a task ended."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def test_each_outcome_has_a_line_an_event_and_a_signal(
             "impatient_tenant": (0, "ann"),
         }
         for task, args in first.items():
-            assert fleet.send(task, *args).get(timeout=20) == 0
+            assert fleet.send(task, *args).get(timeout=60) == 0
         results = {task: fleet.send(task, *args) for task, args in first.items()}
         for task in ("fail", "impatient_tenant"):
             with pytest.raises(Throttled) as caught:
-                results[task].get(timeout=20)
-            assert 3590 < caught.value.retry_after <= 3600
-        assert "a permit is free in 359" in str(caught.value)
+                results[task].get(timeout=60)
+            assert 3000 < caught.value.retry_after <= 3600
+        assert "a permit is free in 3" in str(caught.value)
         assert str(caught.value).endswith(", beyond max_wait=2 s")
         with pytest.raises(TaskRevokedError, match=r"by limit 'tests\.apps\.fleet\.drop': a permit is free in 3"):
-            results["drop"].get(timeout=20)
+            results["drop"].get(timeout=60)
         expected = {
             "retry": ("parked", r" \(1/h\): parked, its turn is in 3\d+\.\d+ s"),
             "wait": ("returned", r" \(1/h\): sent back, its turn is in 3\d+\.\d+ s"),
@@ -68,7 +68,7 @@ def test_each_outcome_has_a_line_an_event_and_a_signal(
         for task, (outcome, said) in expected.items():
             (line,) = line_of(fleet, results[task])
             at_once = re.sub(
-                r" after 0\.\d+ s of waiting", "", line
+                r" after [\d.]+ s of waiting", "", line
             )  # a busy worker comes to it a moment later, and says so
             assert re.fullmatch(rf"throttled by limit '{NAME}\.{task}'{said}", at_once), line
             (signal,) = [signal for signal in fleet.signals() if results[task].id in signal]
@@ -80,27 +80,31 @@ def test_each_outcome_has_a_line_an_event_and_a_signal(
             assert shown["reason"].startswith("throttled by limit")
 
 
-def test_what_ends_as_revoked_is_seen_as_revoked(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_dropped_and_revoked_tasks_are_shown_as_revoked(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     with Fleet(server, tmp_path, rate="1/h") as fleet, monitored(fleet) as (state, _):
         fleet.start("-E")
         until(lambda: "w0@test" in state.workers, 20, "an event of the worker")
         for task in ("retry", "drop"):
-            assert fleet.send(task, 0).get(timeout=20) == 0
+            assert fleet.send(task, 0).get(timeout=60) == 0
         dropped, parked = fleet.send("drop", 1), fleet.send("retry", 1)
         until(lambda: state.tasks.get(parked.id) and state.tasks[parked.id].state == "THROTTLED", 20, "parking")
         parked.revoke()
         for result in (dropped, parked):
             until(lambda id=result.id: state.tasks[id].state == "REVOKED", 20, f"{state.tasks[result.id]!r}")
+        until(lambda: store.hlen("unacked") == 0, 5, "the acknowledgement of the dropped task")
+        assert "Traceback" not in fleet.log()
 
 
-def test_a_parked_task_and_its_lot_say_what_those_ahead_cost(
+def test_forecast_of_a_parked_task_includes_the_costs_ahead_of_it(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """20 tasks of 500 permits behind one, at 100/s: each waits 5 s more than the one before, and the last 95 s."""
     dear = {"rate": "100/s", "burst": 500, "cost": 500, "name": "dear"}
     with Fleet(server, tmp_path, install=True, ratelimit_tasks={"*.plain": dear}) as fleet:
 
-        @fleet.sender.task(name=f"{NAME}.plain")  # who asks knows the limit, too
+        @fleet.sender.task(name=f"{NAME}.plain")  # the sender knows the limit, too
         def plain(index: int) -> None: ...
 
         results = [fleet.send("plain", index) for index in range(21)]
@@ -115,13 +119,13 @@ def test_a_parked_task_and_its_lot_say_what_those_ahead_cost(
         assert [round(turn - turns[0]) // 5 for turn in turns] == pytest.approx(range(20), abs=1)
 
 
-def test_an_outage_is_said_when_it_begins_and_when_it_ends(
+def test_outage_is_logged_when_it_begins_and_when_it_ends(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """And not for each task: what the log has of those is Celery's own."""
     with embedded_server() as limits, Fleet(server, tmp_path, ratelimit_url=limits.url, rate="50/s") as fleet:
         fleet.start("-l", "INFO")
-        assert fleet.send("retry", 0).get(timeout=20) == 0
+        assert fleet.send("retry", 0).get(timeout=60) == 0
         limits.kill()
         for index in range(1, 11):
             fleet.send(("retry", "wait")[index % 2], index)
@@ -131,10 +135,10 @@ def test_an_outage_is_said_when_it_begins_and_when_it_ends(
         assert fleet.log().count("the limiter's store did not serve a request") == 1
         assert fleet.log().count("The limiter's store is back after") == 1
         assert "throttled while" not in fleet.log()
-        assert len([signal for signal in fleet.signals() if " None " in signal]) >= 5, "whoever counts is told"
+        assert len([signal for signal in fleet.signals() if " None " in signal]) >= 5, "observers are told"
 
 
-def test_a_limit_that_does_not_fit_a_task_fails_it_with_one_line(
+def test_limit_that_does_not_fit_a_task_fails_it_with_one_log_line(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Which tasks come by a queue is not known when a worker starts. What a user's own key raises has its traceback."""
@@ -142,19 +146,19 @@ def test_a_limit_that_does_not_fit_a_task_fails_it_with_one_line(
         fleet.start("-Q", "emails")
         result = fleet.send("plain", 1, queue="emails")
         with pytest.raises(Exception, match=r"key='\{tenant\}' of limit 'emails' names the argument 'tenant'"):
-            result.get(timeout=20)
+            result.get(timeout=60)
         assert fleet.log().count("cannot be rate limited") == 1
         assert "Traceback" not in fleet.log()
 
 
 @pytest.mark.slow
-def test_500_tasks_in_an_outage_run_once_each_and_the_outage_is_a_handful_of_lines(
+def test_500_tasks_in_an_outage_run_once_and_are_few_log_lines(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with embedded_server() as limits, Fleet(server, tmp_path, ratelimit_url=limits.url, rate="1000/s") as fleet:
         fleet.env["TEST_QUIET"] = "1"
         fleet.start("-l", "INFO")
-        assert fleet.send("retry", 0).get(timeout=20) == 0
+        assert fleet.send("retry", 0).get(timeout=60) == 0
         limits.kill()
         for index in range(1, 501):
             fleet.send("retry", index)
@@ -170,7 +174,7 @@ def test_500_tasks_in_an_outage_run_once_each_and_the_outage_is_a_handful_of_lin
         assert len(others) - start < 10, others[start:]
 
 
-def test_the_line_says_which_rate_holds_and_who_has_set_it(
+def test_log_line_names_the_rate_in_force_and_its_author(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Also of what is parked behind others, for which no decision was asked."""
