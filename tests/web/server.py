@@ -1,4 +1,4 @@
-"""The page's server as a process of its own, and what is said to it: as a browser does, or as nobody should."""
+"""The page's server as a process, and requests to it, those of a browser and others."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def connections(page: Server, number: int, data: bytes) -> Iterator[list[socket.
         yield found
 
 
-def test_half_open_connections_take_no_descriptor_from_others(page: Server) -> None:
+def test_half_open_connections_leave_descriptors_for_others(page: Server) -> None:
     with page.listening("/events") as events:
         next(events)
         with connections(page, 700, HEAD):
@@ -67,7 +67,7 @@ def test_half_open_connections_take_no_descriptor_from_others(page: Server) -> N
     assert len(page.said) < 5, page.said
 
 
-def test_connections_of_open_pages_are_bounded(server: EmbeddedServer) -> None:
+def test_number_of_event_streams_is_bounded(server: EmbeddedServer) -> None:
     with page_of(server.url) as page, connections(page, 300, b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n") as all:
         heads = [each.recv(12) for each in all]
         assert (heads.count(b"HTTP/1.1 200"), heads.count(b"HTTP/1.1 503")) == (MOST_VIEWERS, 300 - MOST_VIEWERS)
@@ -119,7 +119,7 @@ async def ticking() -> AsyncIterator[Page]:
 
 
 @pytest.mark.parametrize("data", STALLED.values(), ids=STALLED)
-def test_a_connection_that_stalls_is_closed(data: bytes) -> None:
+def test_stalled_connection_is_closed(data: bytes) -> None:
     async def main() -> None:
         async with ticking() as page:
             writer = await connected(page, data)
@@ -129,7 +129,7 @@ def test_a_connection_that_stalls_is_closed(data: bytes) -> None:
     asyncio.run(main())
 
 
-def test_a_connection_on_which_something_happens_stays() -> None:
+def test_active_connection_stays() -> None:
     async def main() -> None:
         async with ticking() as page:
             waits = await connected(page, HEAD.replace(b"/login", b"/waits") + b"\r\n")
@@ -143,7 +143,7 @@ def test_a_connection_on_which_something_happens_stays() -> None:
     asyncio.run(main())
 
 
-def test_a_body_that_breaks_off_is_no_error_of_this_server(server: EmbeddedServer) -> None:
+def test_body_that_breaks_off_is_no_server_error(server: EmbeddedServer) -> None:
     with page_of(server.url, CELERY_RATELIMIT_WEB_TOKEN=TOKEN) as page:
         with socket.create_connection(("127.0.0.1", page.port)) as connection:
             connection.sendall(
