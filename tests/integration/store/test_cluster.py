@@ -21,7 +21,6 @@ from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limi
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import assert_over, until
 from tests.integration.store.helpers import answers
@@ -69,7 +68,6 @@ def test_limits_of_each_hash_tag_cost_one_script(
 ) -> None:
     limits = [replace(limit, rate="10/h") for limit in limits]
     assert on_cluster.check_store() == []
-    assert len(parts_of(on_cluster._reader.demands(limits, None, None))) == scripts
     on_cluster.acquire(limits)
     before = scripts_run(cluster_store)
     decision = on_cluster.acquire(limits)
