@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.web.looks import Looks
 from tests.conftest import PATIENT
@@ -214,18 +213,6 @@ def test_termination_disconnects_browsers(server: EmbeddedServer) -> None:
             page.process.terminate()
             assert list(events) is not None
         page.process.wait(60)
-
-
-def test_hundred_limits_cost_few_scripts(server: EmbeddedServer, store: redis.Redis) -> None:
-    app = app_on(server)
-    app.conf.ratelimit_queues = {f"q{n}": Limit("1/h", name=f"limit{n}") for n in range(100)}
-    looks = Looks(app)
-    looks.at("")
-    store.config_resetstat()
-    parts = looks.at("")
-    assert len(parts) == 1 + 103
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 4 + 3 + 5 + 2, "forty, 25, a hundred a step"
-    assert len(json.dumps(parts)) < 104 * 700
 
 
 def test_documented_rights_are_enough_for_the_page(server: EmbeddedServer, store: redis.Redis) -> None:

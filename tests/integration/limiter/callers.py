@@ -231,28 +231,6 @@ def hold_and_tell(url: str, limit: Concurrency, pipe: Any) -> None:
     time.sleep(60)
 
 
-def reserve_each(limiter: Limiter, _: str, limit: Limit, ids: list[str]) -> list[Decision]:
-    return [limiter.reserve(limit, id=id, horizon=0.0) for id in ids]
-
-
-def reserve_ahead_and_log(_: Limiter, __: str, url: str, limit: Limit, ids: list[str], horizon: float) -> list[Told]:
-    limiter = limiter_on(url)
-    return [Told.of(limiter.reserve(limit, id=id, horizon=horizon)) for id in ids]
-
-
-def cancel_each(limiter: Limiter, _: str, limit: Limit, ids: list[str]) -> int:
-    """How many of the reservations were there to be cancelled."""
-    return sum(limiter.cancel(limit, id=id) for id in ids)
-
-
-def release_each(limiter: Limiter, _: str, decisions: list[Decision]) -> int:
-    return sum(limiter.release(decision) for decision in decisions)
-
-
-def settle_each(limiter: Limiter, _: str, decisions: list[Decision], actual: int) -> int:
-    return sum(limiter.settle(decision, actual) for decision in decisions)
-
-
 def log_of(store: redis.Redis) -> list[Call]:
     """The calls in the order in which the store ran them."""
     return [Call(int(now), id) for now, id in (line.split(" ", 1) for line in store.lrange("test:log", 0, -1))]

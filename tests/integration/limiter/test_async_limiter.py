@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -296,7 +295,9 @@ def test_calls_cancelled_at_any_moment_leave_no_slot_and_no_lease(run: Run, stor
         await until(lambda: not limiter._asker._at_work)
         assert slots(store) == []
         assert holders(store) == []
-        assert 40 <= sum(decision is not None for decision in got) < 350
+        starts = [Start(decision._granted_at, 1) for decision in got if decision is not None]
+        assert 40 <= len(starts) < 350
+        check_every_window(starts, demand("200/s", name="fast"))
         # All ten connections are in order: each caller reads its own reply.
         names = [f"n{number}" for number in range(100)]
         states = await asyncio.gather(*[limiter.peek(Limit("1/s", name=name)) for name in names])
@@ -379,23 +380,6 @@ def test_end_of_the_loop_leaves_no_slot_and_no_lease(server: EmbeddedServer, sto
     assert sum(task.cancelled() for task in tasks) >= 20
     assert slots(store) == []
     assert len(holders(store)) == sum(not task.cancelled() for task in tasks) * isinstance(limit, Concurrency)
-
-
-def test_law_1_holds_while_every_other_caller_is_cancelled(run: Run) -> None:
-    async def test(limiter: AsyncLimiter) -> None:
-        limit = Limit("200/s", name="fast")
-        first = await limiter.acquire(limit)
-        tasks = [asyncio.create_task(limiter.acquire(limit, max_wait=1e6)) for _ in range(600)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks[::2]:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert sum(isinstance(result, asyncio.CancelledError) for result in results) >= 200
-        decisions = [first, *[result for result in results if isinstance(result, Decision)]]
-        assert len(decisions) > 300
-        check_every_window([Start(decision._granted_at, 1) for decision in decisions], demand("200/s", name="fast"))
-
-    run(test)
 
 
 # -- Stores that do not answer -----------------------------------------------------------------------------------------
@@ -492,19 +476,3 @@ def test_close_ends_calls_to_a_hung_store(own_server: EmbeddedServer, limits: An
                 own_server.thaw()
 
     asyncio.run(main())
-
-
-def test_threads_and_event_loops_share_a_limit(server: EmbeddedServer, store: redis.Redis) -> None:
-    """A plain limiter in threads, and an asyncio one: one bucket, one line."""
-    limit, limiter = Limit("100/s", name="shared"), Limiter.from_url(server.url + PATIENT)
-
-    async def main() -> list[Decision]:
-        async with AsyncLimiter.from_url(server.url + PATIENT) as other:
-            return await asyncio.gather(*[other.acquire(limit, max_wait=60) for _ in range(100)])
-
-    with ThreadPoolExecutor(16) as threads:
-        theirs = [threads.submit(limiter.acquire, limit, max_wait=60) for _ in range(100)]
-        decisions = asyncio.run(main()) + [each.result() for each in theirs]
-    assert all(decision.allowed for decision in decisions)
-    starts = [Start(decision._granted_at, 1) for decision in decisions]
-    check_every_window(starts, demand("100/s", name="shared"))

@@ -31,7 +31,6 @@ from tests.integration.limiter.callers import (
     Held,
     Told,
     ask_and_log,
-    cancel_each,
     crowd,
     hold_and_tell,
     hold_places,
@@ -39,10 +38,6 @@ from tests.integration.limiter.callers import (
     limiter_on,
     log_of,
     most_at_once,
-    release_each,
-    reserve_ahead_and_log,
-    reserve_each,
-    settle_each,
     store_time,
     take_turns,
 )
@@ -226,65 +221,6 @@ def test_calls_that_wait_with_a_slot_are_served_in_order(server: EmbeddedServer,
 
 # -- Reservations ------------------------------------------------------------------------------------------------------
 
-HOLDS_40 = {
-    "token_bucket": limit_of("40/h", burst=40),
-    "token_bucket, interval": limit_of("40/h", burst=40, refill="interval"),
-    "fixed_window, first": limit_of("40/h", algorithm="fixed_window", align="first"),
-    "sliding_window": limit_of("40/h", algorithm="sliding_window"),
-    "sliding_log": limit_of("40/h", algorithm="sliding_log"),
-}
-
-
-@pytest.mark.parametrize("limit", HOLDS_40.values(), ids=HOLDS_40)
-def test_reservation_made_by_many_processes_takes_and_returns_one_permit(
-    server: EmbeddedServer, limiter: Limiter, callers: Crowd, limit: Limit
-) -> None:
-    ids = [f"job-{number}" for number in range(40)]
-    parts: list[list[Decision]] = callers.run(reserve_each, server.url, limit, ids)
-    assert all(decision.allowed for part in parts for decision in part), "no id takes two"
-    for same in zip(*parts, strict=True):
-        assert len({decision._granted_at for decision in same}) == 1, "all are told of the same permit"
-    assert limiter.peek(limit).remaining == 0, "each id takes one"
-    assert not limiter.reserve(limit, id="another", horizon=0.0).allowed
-
-    assert sum(callers.run(cancel_each, server.url, limit, ids)) == 40
-    # A bucket takes off what a fuller one would have let go to waste between permit and return: a part of one here.
-    whole = 39 if limit.algorithm == "token_bucket" and limit.refill == "continuous" else 40
-    assert limiter.peek(limit).remaining == whole
-    assert sum(callers.run(cancel_each, server.url, limit, ids)) == 0
-    assert limiter.peek(limit).remaining == whole
-
-
-@some(STORM, "limit", fast=("token_bucket", "sliding_window", "several"))
-def test_reservations_ahead_have_the_times_of_the_model(
-    server: EmbeddedServer, store: redis.Redis, callers: Crowd, limit: list[Limit]
-) -> None:
-    demands = [demand_of(each) for each in limit]
-    ids = [f"job-{number}" for number in range(60)]
-    parts: list[list[Told]] = callers.run(reserve_ahead_and_log, server.url, server.url, limit, ids, 0.2)
-    told: dict[str, set[int]] = defaultdict(set)
-    for each in [each for part in parts for each in part if each.allowed]:
-        told[each.id].add(each.at)
-    model = Model(0)
-    expected: dict[str, set[int]] = defaultdict(set)
-    for model.now, id in log_of(store):
-        answer = model.reserve(demands, id, 200_000)
-        if answer.allowed:
-            expected[id].add(answer.granted_at)
-    assert told == expected
-    assert all(len(each) == 1 for each in told.values())
-    for demand in demands:
-        check_every_window([Start(at, 1) for [at] in told.values()], demand)
-
-
-def test_call_settled_by_many_processes_is_corrected_once(
-    server: EmbeddedServer, limiter: Limiter, callers: Crowd
-) -> None:
-    limit = limit_of("100/h", algorithm="sliding_log")
-    decisions = [limiter.acquire(limit, cost=5) for _ in range(10)]
-    assert sum(callers.run(settle_each, server.url, decisions, 2)) == 10
-    assert limiter.peek(limit).remaining == 80
-
 
 @pytest.mark.parametrize(
     "limit",
@@ -382,18 +318,6 @@ def test_renewed_lease_lasts_its_whole_time_from_the_renewal(limiter: Limiter) -
     assert not limiter.renew(mine)
     assert not limiter.release(mine)
     assert limiter.release(next)
-
-
-def test_leases_returned_by_many_processes_are_free_once(
-    server: EmbeddedServer, limiter: Limiter, callers: Crowd
-) -> None:
-    limit = Concurrency(10, name="places", lease=30.0)
-    decisions = [limiter.acquire(limit) for _ in range(10)]
-    assert sum(callers.run(release_each, server.url, decisions)) == 10
-    again = [limiter.acquire(limit) for _ in range(12)]
-    assert [decision.allowed for decision in again] == [True] * 10 + [False] * 2
-    assert sum(callers.run(release_each, server.url, decisions)) == 0
-    assert not limiter.acquire(limit).allowed
 
 
 # -- The leases of running tasks ---------------------------------------------------------------------------------------

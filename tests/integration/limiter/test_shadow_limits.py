@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -94,13 +93,6 @@ def test_shadow_report_contains_reservations_cancellations_and_settlements(limit
     assert report(limiter, "tokens", 3).longest == pytest.approx(7 * 360, rel=0.01)
 
 
-def test_keyed_shadow_limit_simulates_each_key(limiter: Limiter) -> None:
-    for tenant in (1, 2, 1):
-        limiter.acquire("tenant", args={"tenant_id": tenant})
-    said = report(limiter, "tenant", 3)
-    assert (said.requests, said.delayed) == (3, 1)
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -113,30 +105,6 @@ def test_keyed_shadow_limit_simulates_each_key(limiter: Limiter) -> None:
 def test_invalid_shadow_is_an_error(make: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         make()
-
-
-def _ask(url: str, start: Any) -> None:
-    with Limiter.from_url(url, quotas=QUOTAS) as limiter:
-        limiter.ping()
-        start.wait(200)
-        for _ in range(10):
-            assert limiter.acquire(["tried", "tenant"], args={"tenant_id": 1}).allowed
-
-
-def test_first_use_by_twenty_processes_at_once_is_reported_in_full(server: EmbeddedServer, limiter: Limiter) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    start = spawn.Barrier(20)
-    processes = [spawn.Process(target=_ask, args=(server.url + PATIENT, start)) for _ in range(20)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-    assert [process.exitcode for process in processes] == [0] * 20
-    for name in ("tried", "tenant"):
-        said = report(limiter, name, 200)
-        assert (said.requests, said.delayed, said.pending) == (200, 199, 0)
-        assert said.longest == pytest.approx(199 * 3600, rel=0.001)
-        assert limiter.stats(name)[name].results["shadow"] == 200
 
 
 NAME = "tests.apps.fleet"

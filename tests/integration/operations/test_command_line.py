@@ -22,7 +22,6 @@ from celery_ratelimit import Adaptive, Concurrency, Limit, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.backlog.messages import Parked
-from celery_ratelimit.backlog.tuning import READ_AT_ONCE
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.lots import ParkingLots
@@ -593,40 +592,6 @@ def test_adaptive_limit_shows_its_current_share_of_the_rate(server: EmbeddedServ
     assert "adaptive: 70% of the rate now" in run("status").output
     assert "100/s (code), adaptive: 70% of the rate now" in run("resume", "stripe").output
     assert "429 of task shop.charge  reduce" in run("history", "stripe").output
-
-
-def test_status_of_a_hundred_limits_costs_few_scripts(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
-    app = make_app(server.url)
-    app.conf.ratelimit_queues = {f"q{n}": Limit("1/h", name=f"limit{n}") for n in range(100)}
-    limiter = limiter_of(app)
-    limiter.acquire("limit70")
-    assert limiter._counting is not None
-    limiter._counting.send()  # else its thread may send it later
-    run("status", of=app)
-    store.config_resetstat()
-    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
-    assert (each["limit70"]["remaining"], each["limit71"]["remaining"]) == (0, 1)
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 4 + 3 + 5, (
-        "workers, failures, parking lots and keys' settings; forty limits in a step; use of twenty-five in two windows"
-    )
-
-
-def test_hundreds_of_backlogs_cost_few_scripts(server: EmbeddedServer, store: redis.Redis) -> None:
-    app = make_app(server.url)
-    app.conf.ratelimit_queues = {f"q{n}": Limit("1/s", name=f"limit{n}") for n in range(30)}
-    for n in range(30):
-        park(app, f"limit{n}", 1)
-    for n in range(250):
-        park(app, "tenant", 1, key=f"tenant:{n}", task="shop.sync", cost=3)
-    lots = ParkingLots(app)
-    lots.lots()
-    store.config_resetstat()
-    found = lots.lots()
-    assert len(found) == 280
-    assert {lot.drains_in for lot in found} == {0.0}, "the one task of each has its turn now"
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 4 + -(-280 // READ_AT_ONCE) + 7 + 5, (
-        "workers, failures, indexes, keys' settings; lots in steps, forty buckets in a step, and use of twenty limits"
-    )
 
 
 def test_very_many_backlogs_are_only_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
