@@ -53,7 +53,10 @@ def at_once(limiter: EitherLimiter, limits: Any) -> list[Decision]:
 def make(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> Iterator[Callable[[], Any]]:
     """Makes a limiter as another process would: it has run nothing yet."""
     with ExitStack() as stack:
-        made = lambda kind: kind.from_url(server.url + PATIENT, quotas=QUOTAS)
+
+        def made(kind: Any) -> Any:
+            return kind.from_url(server.url + PATIENT, quotas=QUOTAS)
+
         yield lambda: stack.enter_context(opened(request.param, made))
 
 
