@@ -18,7 +18,7 @@ import requests
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter, StoreUnavailable, Throttled
@@ -64,10 +64,7 @@ class Upstream:
 def running() -> Iterator[Upstream]:
     upstream = Upstream()
 
-    async def health(_: Request) -> Response:
-        return PlainTextResponse("ready")
-
-    app = Starlette(routes=[Route("/health", health), Route("/{rest}", upstream.count)])
+    app = Starlette(routes=[Route("/{rest}", upstream.count)])
     server = uvicorn.Server(uvicorn.Config(app, port=upstream.port, log_level="warning", ws="none", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()

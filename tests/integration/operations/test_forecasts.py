@@ -182,26 +182,6 @@ def test_messages_at_the_broker_are_forecast_by_recent_starts(
         assert status(app, name).forecast.seconds == 0, "no permit is needed"
 
 
-@pytest.mark.parametrize(("lately", "seconds", "limited_by"), [(20.0, 5, ""), (5.0, 19.8 + 15 * 2, "5/s of 20/s")])
-def test_restarted_workers_are_forecast_by_their_recent_starts(
-    app: Celery, store: redis.Redis, lately: float, seconds: float, limited_by: str
-) -> None:
-    park(app, "api", 100, task="call", ago=900.0)
-    started(store, "api", lately, 10)
-    forecast = status(app, "api").forecast
-    assert forecast.seconds == pytest.approx(seconds, abs=0.1)
-    assert limited_by in forecast.limited_by
-
-
-def test_keys_share_the_starts_of_a_slow_fleet(app: Celery, store: redis.Redis) -> None:
-    for tenant in range(10):
-        park(app, "tenant", 20, key=f"{tenant}", task="sync", ago=15.0)
-    started(store, "tenant", 2.0, 13)
-    found = status(app, "tenant")
-    assert found.forecast.limited_by == "workers start 2/s of 50/s allowed"
-    assert found.forecast.seconds == pytest.approx((190 + 48 * 15) / 2)
-
-
 # -- Pauses, keys and shares -------------------------------------------------------------------------------------------
 
 

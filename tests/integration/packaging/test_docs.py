@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, _state
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 from celery_ratelimit import RateLimitedTask
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.testing import EmbeddedServer, clear_memory
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
@@ -37,6 +38,7 @@ def names(server: EmbeddedServer) -> Iterator[dict[str, Any]]:
     @app.task(base=RateLimitedTask, limits="stripe")
     def charge(tenant_id: int) -> None: ...
 
+    clear_memory()
     with contextlib.closing(app):
         yield {
             "app": app,
@@ -44,6 +46,9 @@ def names(server: EmbeddedServer) -> Iterator[dict[str, Any]]:
             "render": lambda: None,
             "schedule": lambda after: None,
         }
+    clear_memory()
+    if CeleryInstrumentor().is_instrumented_by_opentelemetry:  # which a page has switched on
+        CeleryInstrumentor().uninstrument()
 
 
 @pytest.mark.parametrize("page", PAGES)
