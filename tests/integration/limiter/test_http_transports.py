@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -91,80 +91,92 @@ def left(limiter: Limiter, name: str, **options: Any) -> int:
     return limiter.peek(name, **options).remaining
 
 
-class Plain:
-    """httpx and requests behind one face."""
+class Client:
+    """One face for httpx, requests, and httpx with asyncio."""
 
     def __init__(self, library: str, limiter: Limiter, limits: Any, **options: Any) -> None:
-        self.client: Any
-        if library == "httpx":
-            self.client = httpx.Client(transport=LimitedTransport(limiter, limits, **options), follow_redirects=True)
-        else:
-            self.client = requests.Session()
-            self.client.mount("http://", LimitedAdapter(limiter, limits, **options))
+        self._library, self._limiter, self._limits, self._options = library, limiter, limits, options
 
     def get(self, url: str) -> str:
-        text: str = self.client.get(url).text
-        return text
+        return self.get_all([url])[0]
 
-    def __enter__(self) -> Plain:
-        return self
+    def get_all(self, urls: Sequence[str]) -> list[str]:
+        """The bodies of responses to simultaneous requests."""
+        if self._library == "httpx async":
+            return asyncio.run(self._awaited(urls))
+        client: Any
+        if self._library == "httpx":
+            transport = LimitedTransport(self._limiter, self._limits, **self._options)
+            client = httpx.Client(transport=transport, follow_redirects=True)
+        else:
+            client = requests.Session()
+            client.mount("http://", LimitedAdapter(self._limiter, self._limits, **self._options))
+        with client, ThreadPoolExecutor(6) as threads:
+            return list(threads.map(lambda url: client.get(url).text, urls))
 
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
+    async def _awaited(self, urls: Sequence[str]) -> list[str]:
+        where = self._limiter.client.connection_pool.connection_kwargs
+        url = f"redis://{where['host']}:{where['port']}/0{PATIENT}"
+        async with AsyncLimiter.from_url(url, quotas=QUOTAS) as limiter:
+            transport = AsyncLimitedTransport(limiter, self._limits, **self._options)
+            async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+                return [response.text for response in await asyncio.gather(*map(client.get, urls))]
 
 
-@pytest.mark.parametrize("library", ["httpx", "requests"])
-class TestEachLibrary:
-    def test_every_call_takes_a_permit(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
-        with Plain(library, limiter, "hourly", max_wait=0) as client:
-            assert client.get(f"{upstream.url}/a") == "xxxxx."
-            assert client.get(f"{upstream.url}/redirect") == "xxxxx."
-            with pytest.raises(Throttled, match="'hourly'"):
-                client.get(f"{upstream.url}/b")
-        assert upstream.calls == ["/a", "/redirect", "/end"], (
-            "each that a redirect leads to counts; a refused one is not sent"
-        )
+@pytest.fixture(params=["httpx", "requests", "httpx async"])
+def library(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
-    def test_calls_wait_for_their_turn(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
-        with Plain(library, limiter, "api") as client, ThreadPoolExecutor(5) as threads:
-            began = time.monotonic()
-            list(threads.map(client.get, [f"{upstream.url}/{n}" for n in range(11)]))
-        assert time.monotonic() - began >= 0.499
-        assert len(upstream.calls) == 11
 
-    def test_key_may_depend_on_the_request(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
-        def host(request: Any) -> str:
-            return str(httpx.URL(str(request.url)).host)
+def test_every_call_takes_a_permit(limiter: Limiter, upstream: Upstream, library: str) -> None:
+    client = Client(library, limiter, "hourly", max_wait=0)
+    assert client.get(f"{upstream.url}/a") == "xxxxx."
+    assert client.get(f"{upstream.url}/redirect") == "xxxxx."
+    with pytest.raises(Throttled, match="'hourly'"):
+        client.get(f"{upstream.url}/b")
+    assert upstream.calls == ["/a", "/redirect", "/end"], "a redirect is a call; a refused call is not sent"
 
-        with Plain(library, limiter, "host", key_template=host, max_wait=0) as client:
-            for name in ("127.0.0.1", "localhost"):
-                client.get(f"http://{name}:{upstream.port}/a")
-            client.get(f"{upstream.url}/b")
-            with pytest.raises(Throttled, match=r"'host', key '127\.0\.0\.1'") as caught:
-                client.get(f"{upstream.url}/c")
-            assert (caught.value.key, caught.value.max_wait) == ("127.0.0.1", 0)
-            client.get(f"http://localhost:{upstream.port}/d")
-        with Plain(library, limiter, "host", key="one", cost=2, max_wait=0) as client:
-            client.get(f"{upstream.url}/e")
-        assert left(limiter, "host", key="one") == 0
 
-    def test_lease_is_held_until_the_body_has_come(self, limiter: Limiter, upstream: Upstream, library: str) -> None:
-        with Plain(library, limiter, "places") as client, ThreadPoolExecutor(6) as threads:
-            list(threads.map(client.get, [f"{upstream.url}/{n}" for n in range(30)]))
-        assert upstream.most == 1
-        assert left(limiter, "places") == 1
+def test_calls_wait_for_their_turn(limiter: Limiter, upstream: Upstream, library: str) -> None:
+    began = time.monotonic()
+    Client(library, limiter, "api").get_all([f"{upstream.url}/{n}" for n in range(11)])
+    assert time.monotonic() - began >= 0.499
+    assert len(upstream.calls) == 11
 
-    def test_lease_of_a_failed_call_is_returned(self, limiter: Limiter, library: str) -> None:
-        lost = pytest.raises((httpx.ConnectError, requests.ConnectionError))
-        with Plain(library, limiter, "places") as client, lost:
-            client.get(f"http://127.0.0.1:{free_port()}/")
-        assert left(limiter, "places") == 1
 
-    def test_call_is_not_sent_without_a_store(self, upstream: Upstream, library: str) -> None:
-        dead = Limiter.from_url(f"redis://127.0.0.1:{free_port()}", quotas=QUOTAS)
-        with Plain(library, dead, "api") as client, pytest.raises(StoreUnavailable):
-            client.get(f"{upstream.url}/a")
-        assert upstream.calls == []
+def test_key_may_depend_on_the_request(limiter: Limiter, upstream: Upstream, library: str) -> None:
+    by_host = {"key_template": lambda request: str(httpx.URL(str(request.url)).host)}
+    client = Client(library, limiter, "host", max_wait=0, **by_host)
+    for name in ("127.0.0.1", "localhost"):
+        client.get(f"http://{name}:{upstream.port}/a")
+    client.get(f"{upstream.url}/b")
+    with pytest.raises(Throttled, match=r"'host', key '127\.0\.0\.1'") as caught:
+        client.get(f"{upstream.url}/c")
+    assert (caught.value.key, caught.value.max_wait) == ("127.0.0.1", 0)
+    client.get(f"http://localhost:{upstream.port}/d")
+    Client(library, limiter, "host", key="one", cost=2, max_wait=0).get(f"{upstream.url}/e")
+    assert left(limiter, "host", key="one") == 0
+
+
+def test_lease_is_held_until_the_body_has_come(limiter: Limiter, upstream: Upstream, library: str) -> None:
+    Client(library, limiter, "places").get_all([f"{upstream.url}/{n}" for n in range(30)])
+    assert (len(upstream.calls), upstream.most) == (30, 1)
+    assert left(limiter, "places") == 1
+
+
+def test_lease_of_a_failed_call_is_returned(limiter: Limiter, library: str) -> None:
+    client = Client(library, limiter, "places")
+    with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
+        client.get(f"http://127.0.0.1:{free_port()}/")
+    assert left(limiter, "places") == 1
+
+
+def test_call_is_not_sent_without_a_store(upstream: Upstream, library: str) -> None:
+    lost = Limiter.from_url(f"redis://127.0.0.1:{free_port()}", quotas=QUOTAS)
+    with pytest.raises(StoreUnavailable):
+        Client(library, lost, "api").get(f"{upstream.url}/a")
+    assert upstream.calls == []
 
 
 def test_httpx_stream_holds_its_lease_until_it_is_closed(limiter: Limiter, upstream: Upstream) -> None:
@@ -184,9 +196,8 @@ def test_requests_stream_holds_its_lease_until_its_head_has_come(limiter: Limite
 
 
 def test_complete_response_holds_no_lease(limiter: Limiter) -> None:
-    transport = LimitedTransport(
-        limiter, "places", transport=httpx.MockTransport(lambda _: httpx.Response(200, text="a"))
-    )
+    mock = httpx.MockTransport(lambda _: httpx.Response(200, text="a"))
+    transport = LimitedTransport(limiter, "places", transport=mock)
     with httpx.Client(transport=transport) as client:
         assert client.get("http://nowhere").text == "a"
         assert left(limiter, "places") == 1
@@ -195,45 +206,18 @@ def test_complete_response_holds_no_lease(limiter: Limiter) -> None:
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 
-def test_async_every_call_takes_a_permit(server: EmbeddedServer, limiter: Limiter, upstream: Upstream) -> None:
-    async def main() -> None:
-        async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as asynchronous:
-            transport = AsyncLimitedTransport(asynchronous, "hourly", max_wait=0)
-            async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
-                assert (await client.get(f"{upstream.url}/a")).text == "xxxxx."
-                assert (await client.get(f"{upstream.url}/redirect")).text == "xxxxx."
-                with pytest.raises(Throttled, match="'hourly'"):
-                    await client.get(f"{upstream.url}/b")
-            assert upstream.calls == ["/a", "/redirect", "/end"]
-
-            by_host = {"key_template": lambda request: request.url.host}
-            transport = AsyncLimitedTransport(asynchronous, "host", max_wait=0, **by_host)
-            async with httpx.AsyncClient(transport=transport) as client:
-                await client.get(f"{upstream.url}/a")
-            assert left(limiter, "host", key="127.0.0.1") == 1
-
-    asyncio.run(main())
-
-
-def test_async_lease_is_held_until_the_body_has_come(
+def test_async_stream_holds_its_lease_until_it_is_closed(
     server: EmbeddedServer, limiter: Limiter, upstream: Upstream
 ) -> None:
     async def main() -> None:
         async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as asynchronous:
             async with httpx.AsyncClient(transport=AsyncLimitedTransport(asynchronous, "places")) as client:
-                await asyncio.gather(*[client.get(f"{upstream.url}/{n}") for n in range(20)])
-                assert len(upstream.calls) == 20
-                assert upstream.most == 1
                 async with client.stream("GET", f"{upstream.url}/a"):
                     assert left(limiter, "places") == 0
                 assert left(limiter, "places") == 1
-                with pytest.raises(httpx.ConnectError):
-                    await client.get(f"http://127.0.0.1:{free_port()}/")
-                assert left(limiter, "places") == 1
             mock = httpx.MockTransport(lambda _: httpx.Response(200, text="a"))
-            async with httpx.AsyncClient(
-                transport=AsyncLimitedTransport(asynchronous, "places", transport=mock)
-            ) as client:
+            transport = AsyncLimitedTransport(asynchronous, "places", transport=mock)
+            async with httpx.AsyncClient(transport=transport) as client:
                 assert (await client.get("http://nowhere")).text == "a"
             assert left(limiter, "places") == 1
 

@@ -143,20 +143,6 @@ def test_eta_of_a_throttled_task_is_kept(server: EmbeddedServer, store: redis.Re
             assert datetime.fromisoformat(json.loads(path.read_text())["eta"]) == eta
 
 
-def test_throttling_uses_no_retries_and_each_retry_takes_a_permit(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="10/s") as fleet:
-        results = [fleet.send("stubborn", index) for index in range(5)]
-        fleet.start()
-        assert [result.get(timeout=90) for result in results] == [2] * 5  # max_retries=2: none was lost to throttling
-        assert len(fleet.starts()) == 15
-        permits = fleet.permits()
-        assert len({permit.at for permit in permits}) == 15, "each attempt has a permit of its own"
-        assert_never_over(permits, 10)
-        assert store.llen("celery.throttled") == 0
-
-
 @pytest.mark.slow
 def test_failed_publish_loses_no_task(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """The broker refuses to take the messages back for a while: they stay in the store and are tried again."""

@@ -14,32 +14,6 @@ from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, errors, outcome, until
 
 
-def test_throttling_is_a_log_line_an_event_and_a_signal_and_no_error(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="5/s") as fleet:
-        fleet.start("-E")
-        events: list[dict[str, object]] = []
-        with fleet.sender.connection_for_read() as connection:
-            receiver = fleet.sender.events.Receiver(connection, handlers={"*": events.append})
-            capture = receiver.itercapture(limit=None, timeout=60, wakeup=False)
-            next(capture)  # a heartbeat: it listens
-            results = [fleet.send("retry", index) for index in range(4)]
-            for _ in capture:
-                if [event["type"] for event in events].count("task-succeeded") == 4:
-                    break
-        assert [result.get(timeout=60) for result in results] == [0, 1, 2, 3]
-        throttled = [event for event in events if event["type"] == "task-throttled"]
-        assert {event["uuid"] for event in throttled} == {result.id for result in results[1:]}
-        assert all(event["limit"] == "tests.apps.fleet.retry" for event in throttled)
-        assert not [event for event in events if event["type"] in ("task-retried", "task-failed", "task-rejected")]
-        assert len(fleet.signals()) == 3
-        log = fleet.log()
-        assert log.count("throttled by limit 'tests.apps.fleet.retry'") == 3
-        for bad in ("Traceback", "ERROR", "WARNING", "Retry in"):
-            assert bad not in log.split("ready.")[1], bad
-
-
 def test_wait_holds_the_task_in_the_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         fleet.start()

@@ -78,6 +78,10 @@ def test_each_outcome_has_a_line_an_event_and_a_signal(
             shown = vars(state.tasks[results[task].id])
             assert (shown["outcome"], shown["rate"], shown["key"]) == (outcome, "1/h", key)
             assert shown["reason"].startswith("throttled by limit")
+        kinds = {kind for events in seen.values() for kind, _ in events}
+        assert not kinds & {"task-retried", "task-rejected"}
+        for bad in ("Traceback", "Retry in", "WARNING"):
+            assert bad not in fleet.log().split("ready.")[1], bad
 
 
 def test_dropped_and_revoked_tasks_are_shown_as_revoked(
