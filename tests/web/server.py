@@ -1,4 +1,4 @@
-"""The page's server as a process, and requests to it, those of a browser and others."""
+"""The page's server as a process, and requests to it, as a browser sends them and others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Server(Served):
     """A page that is being served, and what is said to it."""
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        """One request, as it is: no header but those that HTTP wants, ``_`` standing for ``-``."""
+        """One request, as it is: with the headers that HTTP wants, ``_`` standing for ``-``."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})

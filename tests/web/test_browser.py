@@ -182,8 +182,8 @@ def test_colours_in_light_and_dark(page: Page, read_only: Server, dark: bool) ->
 @pytest.mark.parametrize("width", [375, 700, 1060, 1130, 1200])
 def test_page_fits_narrow_screens(page: Page, with_token: Server, app: Celery, width: int) -> None:
     limiter = Limiter.from_app(app)
-    rate, who = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"
-    limiter.set_rate("stripe", rate, by=who, reason="w" * 200)
+    rate, author = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"
+    limiter.set_rate("stripe", rate, by=author, reason="w" * 200)
     limiter.pause("stripe", 86_400.0)
     park(app, "stripe", 30, task="a.module.of.some.package.with_a_long_name.and_a_function" * 2)
     page.look(width, 800)

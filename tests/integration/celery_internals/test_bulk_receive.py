@@ -1,4 +1,4 @@
-"""Messages received in bulk: number, order and safety are those of messages received one by one."""
+"""Messages received in bulk: number, order and safety are as if they were received one by one."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_error_in_a_callback_loses_no_message(connection: Connection, store: red
     with pytest.raises(redis.ConnectionError, match="lost"):
         worker.turn()
     assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 3, 3)
-    assert worker.after == [3], "those that have come are parked"
+    assert worker.after == [3], "the received messages are parked"
     assert not worker.bulk_receive.receiving
     worker.channel.close()
     assert (worker.waiting(), worker.noted()) == (6, set())

@@ -37,7 +37,7 @@ def a_parcel(to: str, **headers: Any) -> tuple[dict[str, Any], float, dict[str, 
 
 
 #: RabbitMQ wants a list there.
-REFUSED = {"BCC": "somebody else"}
+REFUSED = {"BCC": "another queue"}
 
 
 @pytest.fixture(params=[False, True], ids=["", "confirmed"])

@@ -32,7 +32,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def pool_of(limiter: AsyncLimiter) -> Any:
-    """Whose connections are shared; of a cluster, those to the node that has been asked."""
+    """The shared pool; of a cluster, the pool of the node that was asked."""
     if limiter._asker._cluster is None:
         limiter._asker.link._own_is_free = False  # its own connection is in use
         return limiter.client.connection_pool

@@ -102,7 +102,7 @@ def story(limits: Any, *, reservable: bool) -> Iterator[Step]:
     if reservable:
         for id in "xyz":
             yield "reserve", {"limits": limits, "id": id, "horizon": 2.0, **cost}
-        for id in ("y", "y", "x", "nobody"):
+        for id in ("y", "y", "x", "unknown"):
             yield "cancel", {"limits": limits, "id": id, **cost}
             yield "peek", {"limits": limits, **cost}
     yield None
@@ -167,7 +167,7 @@ def test_thousand_callers_share_ten_connections(run: Run, store: redis.Redis, mo
     limit = Limit("400/s", burst=5, name="shared")
     connect, made = Connection._connect, []
 
-    async def counted(self: Connection) -> None:  # the server's own count has those of the tests before, too
+    async def counted(self: Connection) -> None:  # the server's own count includes earlier tests
         made.append(self)
         await connect(self)
 
@@ -189,7 +189,7 @@ def test_thousand_callers_share_ten_connections(run: Run, store: redis.Redis, mo
 
 
 def test_callers_of_a_closed_limit_hold_no_connection(run: Run) -> None:
-    """One limit is closed for minutes: those who wait for it hold no connection that others need."""
+    """One limit is closed for minutes: calls that wait for it hold no connection that others need."""
 
     async def test(limiter: AsyncLimiter) -> None:
         closed = Limit("1/m", name="closed")

@@ -35,7 +35,7 @@ def test_blocking_calls_are_served_at_consecutive_slots(
         served = sorted(threads.map(call, range(80)), key=lambda each: each[0].at)
     assert len(served) == 80
     assert all(told.allowed for told, _ in served)
-    # By the store's clock: the next slot, or at once if nobody waits. A step back of the clock (ADR 7) is waited for.
+    # By the store's clock: the next slot, or at once if no call waits. A step back of the clock (ADR 7) is waited for.
     gaps = [told.at - before.at for (before, _), (told, _) in pairwise(served)]
     assert min(gaps) >= 10_000
     for gap, (before, _), (told, _) in zip(gaps, served, served[1:], strict=False):

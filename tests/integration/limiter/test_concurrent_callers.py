@@ -66,7 +66,7 @@ TURNS = {
 
 
 def some(table: dict[str, Any], name: str, fast: Sequence[str]) -> pytest.MarkDecorator:
-    """A test of each row; those that are not ``fast`` are left to ``make test-all``."""
+    """A test of each row; a row that is not ``fast`` is left to ``make test-all``."""
     marks = {id: [] if id in fast else [pytest.mark.slow] for id in table}
     return pytest.mark.parametrize(name, [pytest.param(row, id=id, marks=marks[id]) for id, row in table.items()])
 

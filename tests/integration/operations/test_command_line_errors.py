@@ -47,7 +47,7 @@ def lines(text: str) -> list[str]:
 
 @pytest.fixture
 def no_broker(server: EmbeddedServer, store: redis.Redis) -> Celery:
-    app = make_app(server.url, ratelimit_fleet="one")  # or the lots would be those of another broker
+    app = make_app(server.url, ratelimit_fleet="one")  # else another broker's backlogs would be read
     park(app, "stripe", 5)
     app.conf.broker_url = NOWHERE
     app.amqp.__dict__.pop("_producer_pool", None)

@@ -129,7 +129,7 @@ def test_forecast_of_a_slow_fleet_uses_its_starts_and_says_so(app: Celery, run: 
     why = "workers start 1/s of 20/s allowed"
     forecast = status(app, "api").forecast
     assert forecast.limited_by == why
-    assert forecast.seconds == pytest.approx(99 + 19 * 15), "those that left their lot before wait in workers"
+    assert forecast.seconds == pytest.approx(99 + 19 * 15), "tasks that left the backlog before wait in workers"
     assert why in run("status").output
     assert re.search(f"It will start in .*, give or take .*: {why}\\.\n", run("explain", ids[99]).output)
     limiter_of(app).set_rate("api", "21/s")

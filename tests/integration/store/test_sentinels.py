@@ -151,7 +151,7 @@ def test_threads_that_follow_a_master_end_with_their_limiter(sentinel_store: Sen
         return sum(thread.name == "celery_ratelimit-sentinel" for thread in threading.enumerate())
 
     gc.collect()
-    until(lambda: watching() == 0, 10, "the end of those of other tests")
+    until(lambda: watching() == 0, 10, "the end of threads of other tests")
     limiter = sentinel_limiters(sentinel_store)["short"]
     limiter._counting = None  # which would ask once more, for what was counted
     assert watching() == 0

@@ -97,7 +97,7 @@ def test_lost_connection_counts_as_a_ring(server: EmbeddedServer, store: redis.R
 
 def test_thread_ends_with_its_bell(server: EmbeddedServer, store: redis.Redis) -> None:
     gc.collect()
-    until(lambda: threads() == 0, 10, "the end of those of other tests")
+    until(lambda: threads() == 0, 10, "the end of threads of other tests")
     bell = heard(Bell(redis.Redis.from_url(server.url), "ratelimit"))
     assert threads() == 1
     heard(bell)

@@ -126,7 +126,7 @@ def test_forecast_of_a_parked_task_includes_the_costs_ahead_of_it(
 def test_outage_is_logged_when_it_begins_and_when_it_ends(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """And not for each task: what the log has of those is Celery's own."""
+    """Not for each task: lines about single tasks are Celery's own."""
     with embedded_server() as limits, Fleet(server, tmp_path, ratelimit_url=limits.url, rate="50/s") as fleet:
         fleet.start("-l", "INFO")
         assert fleet.send("retry", 0).get(timeout=60) == 0
@@ -196,6 +196,6 @@ def test_log_line_names_the_rate_in_force_and_its_author(
             until(lambda: line_of(fleet, result), 20, "a line")
             return str(line_of(fleet, result)[0])
 
-        until(lambda: f"'{name}' (1/h in code, 2/h set by anna): parked, " in said(), 20, "who has set it")
+        until(lambda: f"'{name}' (1/h in code, 2/h set by anna): parked, " in said(), 20, "the author")
         limiter.unset_rate(name, force=True)
         until(lambda: f"'{name}' (1/h): parked, " in said(), 20, "the code's rate")
