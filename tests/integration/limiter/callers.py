@@ -132,7 +132,7 @@ def _in_threads(job: Callable[..., Any], url: str, number: int, args: Sequence[A
     assert _barrier is not None
     limiter = Limiter.from_url(url + PATIENT)
     with ThreadPoolExecutor(THREADS) as threads:
-        _barrier.wait(timeout=30)  # a process has one job at a time, so that each of them has one
+        _barrier.wait(timeout=200)  # a process has one job at a time, so that each of them has one
         return list(threads.map(lambda n: job(limiter, f"p{number}t{n}", *args), range(THREADS)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -35,7 +34,6 @@ from tests.integration.limiter.callers import (
     hold_and_tell,
     hold_places,
     hold_several_places,
-    limiter_on,
     log_of,
     most_at_once,
     store_time,
@@ -176,49 +174,6 @@ def test_every_interleaving_agrees_with_the_model(
     assert refused
 
 
-#: One call in so many seconds, in as many ways; a third of a second, or somewhat more.
-SLOW = {
-    "token_bucket": Limit("1/0.3s", name="a"),
-    "token_bucket, interval": Limit("1/0.3s", refill="interval", name="b"),
-    "token_bucket, debt": Limit("10/s", burst=1, debt=2, cost=3, name="c"),
-    "token_bucket, warmup": Limit("5/s", warmup=2.0, name="d"),
-    "leaky_bucket": Limit("1/0.3s", algorithm="leaky_bucket", capacity=20, name="e"),
-    "fixed_window, clock": Limit("1/0.3s", algorithm="fixed_window", name="f"),
-    "fixed_window, first": Limit("1/0.3s", algorithm="fixed_window", align="first", name="g"),
-    "sliding_window": Limit("1/0.3s", algorithm="sliding_window", name="h"),
-    "sliding_log": Limit("1/0.3s", algorithm="sliding_log", name="i"),
-}
-
-
-def test_calls_that_wait_with_a_slot_are_served_in_order(server: EmbeddedServer, store: redis.Redis) -> None:
-    """Eight threads for each algorithm, 20 ms apart. From the fourth or so on they keep a slot and come back for it."""
-    limiter = limiter_on(server.url)
-    decisions: dict[str, list[Decision]] = {name: [] for name in SLOW}
-
-    def call(name: str) -> None:
-        decisions[name].append(limiter.acquire(SLOW[name], max_wait=10.0))
-
-    threads = []
-    for _ in range(8):
-        for name in SLOW:
-            threads.append(threading.Thread(target=call, args=(name,)))
-            threads[-1].start()
-        time.sleep(0.02)
-    for thread in threads:
-        thread.join()
-
-    asked: dict[str, list[int]] = defaultdict(list)
-    for now, id in log_of(store):
-        asked[id].append(now)
-    for name, limit in SLOW.items():
-        came = sorted(decisions[name], key=lambda decision: asked[decision.id][0])
-        assert [decision.allowed for decision in came] == [True] * 8
-        served = [decision._granted_at for decision in came]
-        assert served == sorted(served), f"{name}: first come, first served"
-        assert any(len(asked[decision.id]) > 1 for decision in came), f"{name}: a call kept a slot"
-        check_every_window([Start(at, demand_of(limit).cost) for at in served], demand_of(limit))
-
-
 # -- Reservations ------------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +236,7 @@ def killed_holder(url: str, limit: Concurrency) -> Told:
     ours, theirs = context.Pipe()
     process = context.Process(target=hold_and_tell, args=(url, limit, theirs))
     process.start()
-    assert ours.poll(30)
+    assert ours.poll(200)
     told: Told = ours.recv()
     process.kill()
     process.join()

@@ -181,7 +181,7 @@ print(limiter.acquire(other).allowed)
 
 
 def test_use_after_a_fork_is_an_error() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=240)
     *child, parent = done.stdout.splitlines()
     assert len(child) == 8, done.stderr
     for line in child:
@@ -203,7 +203,7 @@ def test_missing_package_is_named(missing: str) -> None:
         "    try: call()\n"
         "    except ConfigurationError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert len(lines) == 2
@@ -363,7 +363,7 @@ def test_examples_of_the_docs_run(tmp_path: Path) -> None:
     for text, name in files:
         (tmp_path / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:celery"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     tests = sum(text.count("\ndef test_") for text, _ in files)
     assert f"{tests} passed" in done.stdout

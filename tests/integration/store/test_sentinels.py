@@ -81,7 +81,7 @@ def test_no_connection_stays_with_a_demoted_master(sentinel_store: Sentinels) ->
 
     def connect(limiter: Limiter) -> None:
         connection = limiter._asker.link._take()
-        barrier.wait(10)
+        barrier.wait(60)
         limiter._asker.link._idle.append(connection)
 
     def peek(limiter: Limiter) -> bool:

@@ -89,5 +89,5 @@ def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.
         assert_never_over(permits, 10)
         assert_over(permits, 10 / 2)
         names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:state")}
-        # The bucket of 10/s is full 100 ms after the last start, and its key goes; the buckets of the hourly rates stay.
+        # The bucket of 10/s is full 100 ms after the last start, and its key goes; hourly buckets stay.
         assert names - {"tests.apps.fleet.plain"} == {f"tests.apps.fleet.plain{suffix}" for suffix in ("%232", "%233")}

@@ -52,7 +52,7 @@ def test_app_that_imports_nothing_of_the_package_has_its_limits(
 def test_check_of_settings_needs_no_store(conf: dict[str, Any], code: int, says: str) -> None:
     env = {**os.environ, "TEST_BROKER": "redis://127.0.0.1:1/0", "TEST_BACKEND": "", "TEST_CONF": json.dumps(conf)}
     command = [sys.executable, "-m", "celery", "-A", "tests.apps.bare", "ratelimit", "check"]
-    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert found.returncode == code, found.stderr
     assert says in found.stdout + found.stderr
 
@@ -60,5 +60,5 @@ def test_check_of_settings_needs_no_store(conf: dict[str, Any], code: int, says:
 def test_check_of_an_app_without_limits() -> None:
     """Its worker starts, on whatever broker."""
     command = [sys.executable, "-m", "celery", "-A", "tests.apps.unlimited", "ratelimit", "check"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (found.returncode, found.stdout) == (0, "There are no limits.\n"), found.stderr
