@@ -57,7 +57,7 @@ class Server(Served):
         return self.ask("POST", path, urlencode(fields, errors="surrogatepass").encode(), **{**usual, **headers})
 
     def raw(self, data: bytes) -> bytes:
-        """Send bytes; the reply until the server closes the connection, or is silent for a second after its first bytes."""
+        """The reply to these bytes: all until the server closes the connection, or is silent for a second."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
