@@ -29,7 +29,6 @@ from tests.conftest import PATIENT
 QUOTAS = {
     "api": Limit("20/s", name="api"),
     "hourly": Limit("3/h", burst=3, name="hourly"),
-    "host": Limit("2/h", burst=2, name="host", key="{host}"),
     "places": Concurrency(1, name="places", lease=600),
 }
 
@@ -143,20 +142,6 @@ def test_calls_wait_for_their_turn(limiter: Limiter, upstream: Upstream, library
     Client(library, limiter, "api").get_all([f"{upstream.url}/{n}" for n in range(11)])
     assert time.monotonic() - began >= 0.499
     assert len(upstream.calls) == 11
-
-
-def test_key_may_depend_on_the_request(limiter: Limiter, upstream: Upstream, library: str) -> None:
-    by_host = {"key_template": lambda request: str(httpx.URL(str(request.url)).host)}
-    client = Client(library, limiter, "host", max_wait=0, **by_host)
-    for name in ("127.0.0.1", "localhost"):
-        client.get(f"http://{name}:{upstream.port}/a")
-    client.get(f"{upstream.url}/b")
-    with pytest.raises(Throttled, match=r"'host', key '127\.0\.0\.1'") as caught:
-        client.get(f"{upstream.url}/c")
-    assert (caught.value.key, caught.value.max_wait) == ("127.0.0.1", 0)
-    client.get(f"http://localhost:{upstream.port}/d")
-    Client(library, limiter, "host", key="one", cost=2, max_wait=0).get(f"{upstream.url}/e")
-    assert left(limiter, "host", key="one") == 0
 
 
 def test_lease_is_held_until_the_body_has_come(limiter: Limiter, upstream: Upstream, library: str) -> None:

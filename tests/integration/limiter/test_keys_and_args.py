@@ -189,8 +189,9 @@ def test_transport_fills_the_key_from_the_request(plain: Limiter, limit: Limit, 
     limited = LimitedTransport(plain, limit, key_template=key, max_wait=0, transport=ANSWERS)
     with httpx.Client(transport=limited) as client:
         assert client.get("http://one.example/a?b=c").text == "a"
-        with pytest.raises(Throttled):
+        with pytest.raises(Throttled) as caught:
             client.get("http://one.example/a")
+    assert (caught.value.key, caught.value.max_wait) == (expected, 0)
     kept = Limit("1/h", name="crawl", key="{any}")
     assert plain.peek(kept, key=expected).remaining == 0
 

@@ -16,26 +16,14 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from kombu import pools
 
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.app.survey import limits_shown
 from celery_ratelimit.cli.shown import table_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.shop import Run, command_line, make_app, park
+from tests.shop import Run, make_app, park
 
 NOWHERE = "redis://:secret@127.0.0.1:1/0"
-
-
-@pytest.fixture
-def app(server: EmbeddedServer, store: redis.Redis) -> Celery:
-    pools.reset()
-    return make_app(server.url)
-
-
-@pytest.fixture
-def run(app: Celery) -> Run:
-    return command_line(app)
 
 
 def lines(text: str) -> list[str]:

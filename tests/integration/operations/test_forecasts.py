@@ -23,7 +23,7 @@ from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.web.looks import Looks
 from celery_ratelimit.words import length
 from tests.conftest import FROZEN_NOW, PATIENT, START, Clock
-from tests.shop import Run, command_line, park
+from tests.shop import Run, park
 
 TASKS = {"api": "call", "tenant": "sync", "crm": "mail", "gpu": "train"}
 
@@ -49,11 +49,6 @@ def app(server: EmbeddedServer, clock: Clock) -> Celery:
     for script in vars(asker.core.scripts).values():
         script._replace = asker.replace_includes
     return app
-
-
-@pytest.fixture
-def run(app: Celery) -> Run:
-    return command_line(app)
 
 
 def status(app: Celery, name: str) -> LimitStatus:
