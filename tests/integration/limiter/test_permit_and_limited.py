@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -139,7 +140,7 @@ def test_cancelled_block_gives_its_lease_back(server: EmbeddedServer, plain: Lim
 
 
 def test_lease_is_renewed_while_the_block_runs(
-    limiter: EitherLimiter, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    limiter: EitherLimiter, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
 
@@ -151,6 +152,10 @@ def test_lease_is_renewed_while_the_block_runs(
         before = lease_end()
         until(lambda: lease_end() > before, 10, "a renewal")
     assert free(limiter) == 2
+    for _ in range(5):
+        time.sleep(0.1)
+        limiter.ping()
+    assert "was lost" not in caplog.text, "it is not renewed after the block"
 
 
 def test_lost_lease_is_logged(limiter: EitherLimiter, caplog: pytest.LogCaptureFixture) -> None:
