@@ -17,9 +17,9 @@ from celery_ratelimit import Limiter
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, errors, until
-from tests.integration.test_stores import tls_server
+from tests.integration.store.tls import tls, tls_server
 
-__all__ = ["tls_server"]
+__all__ = ["tls", "tls_server"]
 
 
 @pytest.mark.parametrize("scheme", ["rediss", pytest.param("redis", marks=pytest.mark.slow)])

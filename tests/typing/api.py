@@ -1,4 +1,4 @@
-"""What users write, as mypy's strict mode sees it: type-checked by ``tests/integration/test_typing.py``, never run."""
+"""What users write, as mypy's strict mode sees it: type-checked by ``packaging/test_typing.py``, never run."""
 
 from __future__ import annotations
 

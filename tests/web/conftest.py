@@ -1,4 +1,4 @@
-"""Pages that are served: one for whoever reaches it, and one with a token on which limits can be changed."""
+"""Served pages: a read-only one, and one with a token that allows changes."""
 
 from __future__ import annotations
 

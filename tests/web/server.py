@@ -1,4 +1,4 @@
-"""The page's server as a process of its own, and what is said to it: as a browser does, or as nobody should."""
+"""The page's server as a process, and requests to it, as a browser sends them and others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Server(Served):
     """A page that is being served, and what is said to it."""
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        """One request, as it is: no header but those that HTTP wants, ``_`` standing for ``-``."""
+        """One request, as it is: with the headers that HTTP wants, ``_`` standing for ``-``."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
@@ -57,15 +57,15 @@ class Server(Served):
         return self.ask("POST", path, urlencode(fields, errors="surrogatepass").encode(), **{**usual, **headers})
 
     def raw(self, data: bytes) -> bytes:
-        """Bytes as they are, and what comes until the server closes the connection or is silent for a second."""
+        """The reply to these bytes: all until the server closes the connection, or is silent for a second."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
-            connection.settimeout(1)
             found = b""
             with contextlib.suppress(OSError):
                 while part := connection.recv(65536):
                     found += part
+                    connection.settimeout(1)
             return found
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The page in a real browser: what people see, live, by keyboard, in the dark, on a phone; and that nothing is run."""
+"""The page in a real browser: live, by keyboard, dark, on a phone; markup in names is not run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def word(name: str) -> str:
     return f"{rows}.find((row) => row.cells[0].textContent === '{name}')?.innerText"
 
 
-def test_it_shows_the_limits_and_each_change(page: Page, read_only: Server, app: Celery) -> None:
+def test_limits_and_their_changes_are_shown(page: Page, read_only: Server, app: Celery) -> None:
     page.go_to(f"{read_only.url}/")
     page.until(f"{ROWS} >= 10")
     assert page.evaluate("document.getElementById('sentence').textContent").startswith("10 limits")
@@ -72,7 +72,7 @@ def test_it_shows_the_limits_and_each_change(page: Page, read_only: Server, app:
     assert page.complaints == []
 
 
-def test_what_is_no_name_is_a_text_and_nothing_is_run(page: Page, with_token: Server, app: Celery) -> None:
+def test_markup_in_names_and_reasons_is_shown_as_text(page: Page, with_token: Server, app: Celery) -> None:
     limiter = Limiter.from_app(app)
     limiter.pause("stripe", 600, by=SCRIPT, reason=SCRIPT)
     limiter.set_rate("stripe", "1/s", by=SCRIPT, reason=SCRIPT)
@@ -98,7 +98,7 @@ def test_what_is_no_name_is_a_text_and_nothing_is_run(page: Page, with_token: Se
     assert page.complaints == []
 
 
-def test_an_inline_script_would_not_run(page: Page, read_only: Server) -> None:
+def test_inline_script_does_not_run(page: Page, read_only: Server) -> None:
     """The page's policy, were there ever a hole."""
     page.go_to(f"{read_only.url}/")
     page.evaluate(
@@ -109,7 +109,7 @@ def test_an_inline_script_would_not_run(page: Page, read_only: Server) -> None:
     assert "Content Security Policy" in " ".join(page.complaints)
 
 
-def test_a_change_with_a_reason(page: Page, with_token: Server, app: Celery) -> None:
+def test_limit_is_changed_with_a_reason(page: Page, with_token: Server, app: Celery) -> None:
     log_in(page, with_token)
     page.go_to(f"{with_token.url}/limit?name=stripe")
     page.until("document.querySelector('#facts dd')")
@@ -142,7 +142,7 @@ def test_a_change_with_a_reason(page: Page, with_token: Server, app: Celery) -> 
     assert [each for each in page.complaints if "400" not in each] == []
 
 
-def test_a_wrong_token_says_so(page: Page, with_token: Server) -> None:
+def test_wrong_token_is_an_error(page: Page, with_token: Server) -> None:
     page.go_to(f"{with_token.url}/login")
     page.evaluate("document.getElementById('token').focus()")
     page.type("not-the-token-at-all")
@@ -150,7 +150,7 @@ def test_a_wrong_token_says_so(page: Page, with_token: Server) -> None:
     page.until("document.querySelector('.said').textContent.includes('not the token')")
 
 
-def test_all_of_it_by_keyboard(page: Page, read_only: Server) -> None:
+def test_page_is_usable_by_keyboard(page: Page, read_only: Server) -> None:
     page.go_to(f"{read_only.url}/")
     page.until(f"{ROWS} >= 10")
     reached = []
@@ -167,7 +167,7 @@ def test_all_of_it_by_keyboard(page: Page, read_only: Server) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark(page: Page, read_only: Server, dark: bool) -> None:
+def test_colours_in_light_and_dark(page: Page, read_only: Server, dark: bool) -> None:
     page.look(1200, 900, dark=dark)
     page.go_to(f"{read_only.url}/")
     page.until(ROWS)
@@ -180,10 +180,10 @@ def test_light_and_dark(page: Page, read_only: Server, dark: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [375, 700, 1060, 1130, 1200])
-def test_nothing_is_wider_than_the_screen(page: Page, with_token: Server, app: Celery, width: int) -> None:
+def test_page_fits_narrow_screens(page: Page, with_token: Server, app: Celery, width: int) -> None:
     limiter = Limiter.from_app(app)
-    rate, who = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"
-    limiter.set_rate("stripe", rate, by=who, reason="w" * 200)
+    rate, author = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"
+    limiter.set_rate("stripe", rate, by=author, reason="w" * 200)
     limiter.pause("stripe", 86_400.0)
     park(app, "stripe", 30, task="a.module.of.some.package.with_a_long_name.and_a_function" * 2)
     page.look(width, 800)
@@ -200,7 +200,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, with_token: Server, app: C
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_store_that_is_lost_is_said_and_gone_when_it_is_back(page: Page, server: EmbeddedServer) -> None:
+def test_lost_store_is_shown_until_it_is_back(page: Page, server: EmbeddedServer) -> None:
     with embedded_server(persist=True) as limits, page_of(server.url, TEST_STORE=limits.url) as at:
         page.go_to(f"{at.url}/")
         page.until(ROWS)

@@ -1,4 +1,4 @@
-"""What a limit was over time, out of its changes; and the pictures of what was used of it."""
+"""A limit over time, from its changes, and charts of its use."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def stored(rate: str, until: float | None = None) -> Stored:
         ([change(60, "set", after=stored("20/s")), change(30, "reset")], 20, 20),
     ],
 )
-def test_what_the_limit_was(changes: list[Change], ago: float, rate: float) -> None:
+def test_limit_at_a_time_follows_its_changes(changes: list[Change], ago: float, rate: float) -> None:
     assert limit_at(CODE, changes)(NOW - ago) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("code", [None, Concurrency(4, name="api"), Limit("5/s", name="api", key="{tenant}")])
-def test_no_one_rate_holds(code: AnyLimit | None) -> None:
+def test_unknown_concurrency_and_keyed_limits_have_no_rate(code: AnyLimit | None) -> None:
     assert limit_at(code, [])(NOW) is None
 
 
-def test_a_picture_for_each_range() -> None:
+def test_chart_for_each_range() -> None:
     now = int(NOW)
     stats = Stats(
         "api",

@@ -1,4 +1,4 @@
-"""Who is told what, and when nobody looks: the poller, without a server and without a store."""
+"""The poller without a server and a store: events for browsers, and no reads without one."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def whole(**parts: Any) -> Told:
         ),
     ],
 )
-def test_what_has_changed_is_told(looks: Iterable[Any], told: list[Told]) -> None:
+def test_changes_and_errors_are_sent(looks: Iterable[Any], told: list[Told]) -> None:
     async def main() -> None:
         assert await first(Poller(saying(*looks), "the store").events(""), len(told)) == told
 
     run(main)
 
 
-def test_a_second_browser_is_told_all_of_it_at_once_and_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_browser_gets_the_whole_state_without_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "PAUSE", 1000.0)
     looks: list[str] = []
 
@@ -100,21 +100,7 @@ def test_a_second_browser_is_told_all_of_it_at_once_and_asks_nothing(monkeypatch
     run(main)
 
 
-def test_nobody_is_told_of_another_limits_trouble() -> None:
-    def look(name: str) -> Told:
-        if name == "bad":
-            raise ConfigurationError("that cannot be")
-        return {"a": 1}
-
-    async def main() -> None:
-        made = Poller(look, "the store")
-        good, bad = await asyncio.gather(first(made.events("good"), 1), first(made.events("bad"), 1))
-        assert (good, bad) == ([whole(a=1)], [{"trouble": "that cannot be"}])
-
-    run(main)
-
-
-def test_who_does_not_read_is_sent_away_and_the_others_go_on() -> None:
+def test_browser_that_does_not_read_is_disconnected() -> None:
     numbers = iter(range(1_000_000))
 
     async def main() -> None:
@@ -129,7 +115,7 @@ def test_who_does_not_read_is_sent_away_and_the_others_go_on() -> None:
     run(main)
 
 
-def test_it_looks_no_more_when_nobody_does() -> None:
+def test_reads_end_with_the_last_browser() -> None:
     looks: list[str] = []
 
     async def main() -> None:
@@ -144,7 +130,7 @@ def test_it_looks_no_more_when_nobody_does() -> None:
     run(main)
 
 
-def test_all_are_sent_away_at_the_end() -> None:
+def test_close_ends_all_event_streams() -> None:
     async def main() -> None:
         made = Poller(saying({"a": 1}), "the store")
         events = [made.events("") for _ in range(3)]

@@ -1,0 +1,138 @@
+"""Commands that change limits: ``set``, ``unset``, ``pause``, ``resume``, ``reset``, ``weight`` and ``history``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import redis
+from celery import Celery
+from click.shell_completion import ShellComplete
+
+from celery_ratelimit import Concurrency
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.cli import ratelimit
+from tests.shop import Run, make_app
+
+
+def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
+    found = run("set", "stripe", "20/s", "--for", "10m", "--reason", "slow", "--by", "ann")
+    assert found.exit_code == 0, found.output
+    was, now = found.output.splitlines()
+    assert was == "stripe: was 100/s, burst 5 (code)"
+    assert now.startswith("stripe: now 20/s, burst 5 by ann ")
+    assert now.endswith(", 'slow'")
+    config = limiter_of(app).config("stripe")
+    assert config.until is not None
+    assert (config.by, config.reason, round(config.until - config.since)) == ("ann", "slow", 600)
+    assert re.search("paused by .+ until resumed", run("pause", "stripe").output)
+    assert "paused" not in run("resume", "stripe").output.splitlines()[1]
+    assert run("unset", "stripe").output.splitlines()[1] == "stripe: now 100/s, burst 5 (code)"
+    assert run("unset", "stripe").output == "stripe: nothing to change: 100/s, burst 5 (code)\n"
+    verbs = [each["verb"] for each in json.loads(run("history", "stripe", "--json").output)]
+    assert verbs == ["set", "pause", "resume", "unset"]
+    said = json.loads(run("set", "tenant", "50/s", "--key", "tenant:7", "--burst", "3", "--json").output)
+    assert (said["before"]["stored"], said["after"]["stored"], said["done"]) == (None, "50/s, burst 3", True)
+    assert run("set", "gpu", "2").exit_code == 0
+    assert limiter_of(app).config("gpu").in_force == Concurrency(2, name="gpu")
+    assert run("set", "other", "5/s", "--force").exit_code == 0
+    assert "5/s" in run("status", "other").output
+
+
+def test_weight_is_set_shown_and_returned_to_the_code(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}", "weights": {"gold": 4}}
+    assert "gold   4       4     -      -" in run("weight", "crm").output
+    assert run("weight", "crm", "acme", "2", "--reason", "a deal", "--by", "ann").exit_code == 0
+    shown = json.loads(run("weight", "crm", "--json").output)
+    assert [shown[each]["weight"] for each in ("acme", "gold")] == [2, 4]
+    assert shown["acme"]["by"] == "ann"
+    assert run("weight", "crm", "acme", "code").exit_code == 0
+    changes = json.loads(run("history", "crm", "--json").output)
+    shown = [[each[name] for name in ("verb", "key", "reason")] for each in changes]
+    assert shown == [["weight", "acme", "a deal"], ["weight", "acme", ""]]
+    shown = [[each["before"]["shown"], each["after"]["shown"]] for each in changes]
+    assert shown == [["", "weight 2"], ["weight 2", ""]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("crm", "acme"), "which weight"),
+        (("crm", "acme", "much"), "'much' is neither a number nor 'code'"),
+        (("crm", "acme", "-1"), "-1"),
+        (("stripe", "acme", "1"), "not fair"),
+    ],
+)
+def test_invalid_weight_is_an_error(run: Run, app: Celery, arguments: tuple[str, ...], says: str) -> None:
+    app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}"}
+    result = run("weight", "--", *arguments)
+    assert (result.exit_code, says in result.output) == (2, True), result.output
+
+
+def test_reset_fills_the_bucket(run: Run, app: Celery) -> None:
+    limiter_of(app).acquire("stripe", cost=5)
+    limiter_of(app).pause("stripe", 60)
+    found = run("reset", "stripe")
+    assert found.exit_code == 0, found.output
+    assert found.output.splitlines()[1] == "stripe: now 5 of 5 permits free, 0 tasks about to start"
+
+
+def test_history_breaks_no_line(run: Run, app: Celery) -> None:
+    limiter_of(app).pause("tenant", 5, key="a\nb", by="\x1b[31mred", reason="\0")
+    lines = run("history", "tenant").output.splitlines()
+    assert len(lines) == 2
+    assert "a\\nb" in lines[1]
+    assert "\\x1b[31mred" in lines[1]
+
+
+UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        *((f"{command} strpe", 2, UNKNOWN) for command in ("status", "pause", "history", "parked")),
+        ("parked x", 2, "No limit is called 'x'. There are 'e\\nmails', 'gpu', 'stripe', 'tenant'. (--force"),
+        ("set stripe 20", 2, "write 20/s, or 20/m"),
+        ("set stripe 20/x", 2, "cannot read the rate '20/x'"),
+        ("set stripe", 2, "set what? A RATE, --shadow or --no-shadow"),
+        ("set stripe 20/s --for soon", 2, "'soon' is no length of time"),
+        ("set stripe 20/s --key tenant:7", 2, "is not kept by key"),
+        ("reset tenant", 2, "is kept by key"),
+        ("explain unknown", 1, "is not known"),
+        ("release stripe unknown", 1, "1 of 1 are not parked there"),
+    ],
+)
+def test_invalid_command_is_an_error_of_one_line(run: Run, arguments: str, code: int, says: str) -> None:
+    found = run(*arguments.split())
+    assert (found.exit_code, says in found.output) == (code, True), found.output
+    assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize(
+    "arguments", ["status", "set stripe 1/s", "history stripe", "parked stripe", "explain x", "drain"]
+)
+def test_lost_store_is_an_error_of_one_line(run: Run, store: redis.Redis, arguments: str) -> None:
+    app = make_app("redis://127.0.0.1:1/0")
+    app.conf.ratelimit_url = "redis://:secret@127.0.0.1:1/0"
+    found = run(*arguments.split(), of=app)
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: the store at redis://**@127.0.0.1:1/0 does not answer: "), found.output
+    assert len(found.output.splitlines()) == 1
+    assert "secret" not in found.output
+
+
+def test_shell_completes_names_of_limits(app: Celery) -> None:
+    complete = ShellComplete(ratelimit, {"obj": SimpleNamespace(app=app)}, "ratelimit", "_X")
+    assert [each.value for each in complete.get_completions(["pause"], "st")] == ["stripe"]
+    # As a shell asks it: the app is not made yet, its name is.
+    words = "celery -A example_project.app ratelimit pause st"
+    env = {**os.environ, "_CELERY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
+    script = "import sys; sys.argv = ['celery']; from celery.__main__ import main; main()"
+    found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=240)
+    assert found.stdout == "plain,stripe\n", found.stderr

@@ -1,0 +1,310 @@
+"""The command line when something is down, misspelt or too narrow: each answer is of use."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.survey import limits_shown
+from celery_ratelimit.cli.shown import table_of
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.shop import Run, make_app, park
+
+NOWHERE = "redis://:secret@127.0.0.1:1/0"
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line]
+
+
+# -- Something is down -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_broker(server: EmbeddedServer, store: redis.Redis) -> Celery:
+    app = make_app(server.url, ratelimit_fleet="one")  # else another broker's backlogs would be read
+    park(app, "stripe", 5)
+    app.conf.broker_url = NOWHERE
+    app.amqp.__dict__.pop("_producer_pool", None)
+    return app
+
+
+@pytest.mark.parametrize("arguments", [["release", "stripe", "--yes"], ["release", "stripe", "stripe--1"], ["drain"]])
+def test_lost_broker_is_an_error_of_one_line_and_no_task_is_lost(
+    run: Run,
+    no_broker: Celery,
+    arguments: list[str],
+) -> None:
+    found = run(*arguments, of=no_broker)
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: the broker does not answer: "), found.output
+    assert len(lines(found.output)) == 1
+    assert "secret" not in found.output
+    assert json.loads(run("parked", "stripe", "--json", of=no_broker).output)["parked"] == 5
+    found = run("explain", "unknown", of=no_broker)
+    assert (found.exit_code, "the broker does not answer, so no worker was asked" in found.output) == (1, True)
+    assert "no worker that has answered has it" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "unknown"], "the broker does not answer, so no worker was asked"),
+        (["check", "--fleet"], "the broker does not answer, so no worker was asked"),
+        (["status", "stripe"], "  in queues         ? (celery)"),
+    ],
+)
+def test_hung_broker_is_waited_for_a_bounded_time(
+    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
+) -> None:
+    with embedded_server() as hung:
+        app = make_app(server.url)
+        app.conf.broker_url = hung.url
+        hung.freeze()
+        found = run(*arguments, of=app)
+    assert says in found.output, found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["release", "stripe", "--yes"], "Error: the broker refuses what it was told: "),
+        (["drain"], "Error: the broker refuses what it was told: "),
+        (["explain", "unknown"], "so no worker was asked"),
+        (["check", "--fleet"], "so no worker was asked"),
+    ],
+)
+def test_full_broker_is_an_error_of_one_line(
+    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
+) -> None:
+    with embedded_server() as full, redis.Redis.from_url(full.url) as client:
+        app = make_app(server.url, ratelimit_fleet="one")
+        park(app, "stripe", 5)
+        app.conf.broker_url = full.url
+        client.config_set("maxmemory", 1)
+        found = run(*arguments, of=app)
+        assert found.exit_code == 1
+        assert says in found.output, found.output
+    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:in_flight@one")) == 5
+
+
+#: As an operator writes it, and as it is shown.
+BROKERS = {
+    "redis://:se/cret@localhost:6379/0": "'redis://…': in user and password, write '/' as %2F",
+    "redis://:se#cret@localhost:6379/0": "'redis://…': in user and password, write '/' as %2F",
+    "amqp://me:se?cret@localhost//": "'amqp://…': in user and password, write '/' as %2F",
+    "redis://:secret@[::1/0": "'redis://…': in user and password, write '/' as %2F",
+    "sentinel://:secret@a:1;sentinel://:se/cret@b:2": "'sentinel://…': in user and password, write '/' as %2F",
+    "reddis://:secret@h:1/0": "'reddis://**@h:1/0': it has no such transport, or the library of it is missing",
+}
+
+
+@pytest.mark.parametrize("url", BROKERS)
+@pytest.mark.parametrize("arguments", ["status", "check", "metrics --once", "explain x", "web --port 0", "watch"])
+def test_unreadable_broker_url_is_an_error_without_its_password(
+    run: Run, app: Celery, arguments: str, url: str
+) -> None:
+    app.conf.broker_url = url
+    found = run(*arguments.split())
+    assert (found.exit_code, found.output.startswith("Error: kombu cannot read the broker's URL ")) == (1, True), found
+    assert BROKERS[url] in found.output
+    assert len(lines(found.output)) == 1
+    assert "se/" not in found.output
+    assert "cret" not in found.output
+
+
+@pytest.mark.parametrize("arguments", [["explain", ""], ["explain", "\udced"], ["release", "\udced"], ["release", ""]])
+def test_invalid_task_id_is_an_error_of_one_line(run: Run, server: EmbeddedServer, arguments: list[str]) -> None:
+    app = make_app(server.url)
+    app.backend_cls = server.url  # which complains of such ids as its results are collected
+    found = run(*arguments, of=app)
+    assert (found.exit_code, len(lines(found.output))) == (2, 1), found.output
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_top_goes_on_while_the_store_is_lost(
+    run: Run, server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    with embedded_server() as lost:
+        app = make_app(server.url)
+        app.conf.ratelimit_url = lost.url
+        happens = [lost.freeze, *([lost.thaw] if comes_back else [])]
+
+        def sleep(_: float) -> None:
+            if not happens:
+                raise KeyboardInterrupt
+            happens.pop(0)()
+
+        monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
+        found = run("top", of=app)
+    assert found.exit_code == 0, found.output
+    assert "stripe" in found.output
+    assert ("The store does not answer; this was so at " in found.output) is not comes_back
+
+
+def test_check_of_a_fleet_reports_a_lost_store_beside_other_warnings(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_url = NOWHERE
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "unused": "1/s"}
+    found = run("check", "--fleet", "--json")
+    assert found.exit_code == 1
+    said = json.loads(found.stdout)
+    assert any("the store at redis://**@127.0.0.1:1/0 does not answer" in warning for warning in said["warnings"])
+    assert any("the quota 'unused'" in warning for warning in said["warnings"])
+    assert any("no worker has answered" in warning for warning in said["warnings"]), "they are asked all the same"
+    assert said["limits"]
+
+
+def command(*arguments: str, of: str, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", of, "ratelimit", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}", **env},
+        cwd=path,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["set", "a", "1/s"], ["check"], ["watch"], ["metrics", "--once"]])
+def test_tasks_that_cannot_be_imported_are_an_error_of_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "late.py").write_text(
+        "from celery import Celery\n"
+        "app = Celery('late', broker='redis://127.0.0.1:1/0', include=['late_tasks'])\n"
+        "app.conf.ratelimit_quotas = {'a': '1/s'}\n"
+    )
+    (tmp_path / "late_tasks.py").write_text("\nimport no_such_module\n")
+    found = command(*arguments, of="late", path=tmp_path)
+    assert found.returncode == 1
+    (line,) = lines(found.stderr)
+    assert line.startswith("Error: the tasks of the app cannot be imported: ModuleNotFoundError")
+    assert "no_such_module" in line
+    assert line.endswith("late_tasks.py:2)")
+    assert not found.stdout
+
+
+def test_app_whose_only_limit_is_misspelt_is_an_error(tmp_path: Path) -> None:
+    """As by its workers."""
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\n"
+        "from celery_ratelimit import RateLimitedTask\n"
+        "app = Celery('shop', broker='redis://127.0.0.1:1/0')\n"
+        "@app.task(base=RateLimitedTask, limit='100/s')\n"
+        "def charge(): ...\n"
+    )
+    found = command("check", of="shop", path=tmp_path)
+    assert found.returncode == 1
+    assert lines(found.stderr) == [
+        "Error: task 'shop.charge': there is no option limit= (limit='100/s'), and nothing limits the task: "
+        "did you mean limits=?"
+    ]
+
+
+# -- Something is wrong ------------------------------------------------------------------------------------------------
+
+
+def test_names_with_control_characters_break_no_line(run: Run, app: Celery) -> None:
+    shown = json.loads(run("check", "--json").output)["limits"]
+    assert "  . e\\nmails: 14/s (queue e\\nmails)" in shown
+    assert limits_shown(app).splitlines() == shown, "in a worker's banner, too"
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "x\ny\x1b[31m": "1/s"}
+    for arguments in (["reset", "strpe"], ["status", "x\ny"], ["parked", "x\ny"]):
+        found = run(*arguments)
+        assert found.exit_code == 2
+        assert len(lines(found.output)) == 1, found.output
+        assert "\x1b" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["stripe", "20"], "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
+        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["gpu", "99999999999"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["gpu", "9" * 5000], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
+        (["stripe", "9" * 5000], "cannot read the rate '9999"),
+        (["stripe", "0/s"], "the rate '0/s' would never let anything through. To stop everything, pause the limit"),
+        (["stripe", "1/s", "--reason", "x" * 201], "(201 characters) must be a text of at most 200 characters"),
+        (["gpu", "--", "-1"], "gpu is 4 at once in the code: write how many places"),
+        (["gpu", "5", "--burst", "3"], "burst=3 is for a rate, and 5 is a number of places"),
+        (["gpu", "0"], "gpu is 4 at once in the code: write how many places"),
+    ],
+)
+def test_invalid_rate_or_number_says_what_to_write(run: Run, app: Celery, arguments: list[str], says: str) -> None:
+    found = run("set", *arguments)
+    assert (found.exit_code, says in found.output) == (2, True), found.output
+
+
+def test_end_in_the_far_future_is_shown_as_none(run: Run, app: Celery) -> None:
+    found = run("set", "stripe", "20/s", "--for", "9999999d")
+    assert "until until" not in found.output
+    assert "until resumed" not in found.output, "that is a pause's"
+    assert ", until unset" in found.output
+    assert "until unset" in run("history", "stripe").output
+    assert "until resumed" in run("pause", "stripe").output
+
+
+# -- Something is narrow -----------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(columns: int, code: str) -> str:
+    """What Python prints on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm"}
+    env.pop("COLUMNS", None)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as child:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            said += part
+    os.close(ours)
+    assert child.returncode == 0, said.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60, 40])
+def test_narrow_terminal_shows_the_main_columns(server: EmbeddedServer, store: redis.Redis, columns: int) -> None:
+    app = make_app(server.url)
+    limiter_of(app).set_rate("stripe", "20/s", by="ann@host", reason="the upstream is slow")
+    park(app, "stripe", 40)
+    code = (
+        "from types import SimpleNamespace\n"
+        "from tests.shop import make_app\n"
+        "from celery_ratelimit.cli import ratelimit\n"
+        f"ratelimit(['status'], obj=SimpleNamespace(app=make_app({server.url!r})))\n"
+    )
+    said = on_a_terminal(columns, code)
+    heads = said.splitlines()[0].split()
+    assert heads[0] == "LIMIT"
+    assert heads[-1] == "STATE", said
+    (row,) = [line for line in said.splitlines() if line.startswith("stripe")]
+    assert row.split()[-1] == "backlogged", said
+    assert all(len(line) <= columns for line in said.splitlines()), said
+    if columns == 200:
+        assert "OLDEST" in heads
+        assert "not shown" not in said
+    else:
+        assert "not shown, as the terminal is narrow: " in " ".join(said.split())
+
+
+def test_wide_characters_keep_columns_aligned() -> None:
+    shown = table_of(("LIMIT", "STATE"), [("你好", "idle"), ("naïve", "idle"), ("e\u0301", "idle")])
+    assert shown.splitlines() == ["LIMIT  STATE", "你好   idle", "naïve  idle", "e\u0301      idle"]

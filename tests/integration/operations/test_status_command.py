@@ -1,0 +1,214 @@
+"""``celery ratelimit status`` and ``top``, as text and as JSON, on every kind of store."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+import redis
+from celery import Celery
+
+from benchmarks.servers import Cluster
+from celery_ratelimit import Adaptive, Limit, RateLimitedTask
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.backlog.backlog import backlog_of
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
+from tests.integration.store.helpers import rights
+from tests.shop import Run, command_line, make_app, park
+
+
+def test_status_shows_every_limit(run: Run, app: Celery) -> None:
+    limiter = limiter_of(app)
+    limiter.set_rate("stripe", "20/s", by="ann@host", reason="the upstream is slow")
+    limiter.pause("tenant", 60)
+    limiter.acquire("stripe", cost=5)
+    park(app, "stripe", 40, cost=2)
+    for tenant, number in (("tenant:7", 10), ("tenant:8", 25)):
+        park(app, "tenant", number, key=tenant, task="shop.sync")
+    found = run("status")
+    assert found.exit_code == 0, found.output
+    heads, *rows = found.output.splitlines()
+    assert heads.split()[:5] == ["LIMIT", "CODE", "STORED", "USED", "LEFT"]
+    assert [row.split()[0] for row in rows] == ["e\\nmails", "gpu", "stripe", "tenant"], "a name breaks no line"
+    assert "20/s, burst 5 by ann@host" in rows[2]
+    assert "'the upstream is slow'" in rows[2]
+    assert rows[2].endswith("backlogged")
+    assert "by key" in rows[3]
+    assert "paused" in rows[3]
+    limiter.resume("tenant")
+    each = {one["name"]: one for one in json.loads(run("status", "--json").output)}
+    stripe, tenant = each["stripe"], each["tenant"]
+    assert (stripe["code"], stripe["stored"]) == ("100/s, burst 5", "20/s, burst 5")
+    assert (stripe["by"], stripe["reason"], stripe["until"]) == ("ann@host", "the upstream is slow", None)
+    assert (stripe["parked"], stripe["lots"], stripe["state"]) == (40, 1, "backlogged")
+    assert (stripe["queues"], stripe["queued"], stripe["tasks"]) == (["celery"], 0, ["shop.charge"])
+    assert 3.6 <= stripe["forecast"]["seconds"] <= 78 / 20 + 0.06, "by cost, at the rate in force"
+    assert (tenant["by_key"], tenant["remaining"], tenant["parked"], tenant["lots"]) == (True, None, 35, 2)
+    assert tenant["forecast"]["seconds"] == pytest.approx(24 / 5, abs=0.01), "each key drains by itself"
+    assert (each["gpu"]["code"], each["gpu"]["state"]) == ("4 at once", "idle")
+
+
+def note_seconds(store: redis.Redis, name: str) -> None:
+    """As ``lua/add_counts.lua`` has written it: 999 permits 87 seconds ago, 1,200 37 seconds ago, and 400 lately."""
+    key = f"ratelimit:v1:{{{name}}}::seconds"
+    store.rpush(key, "50 p999", "35 p1200", f"{int(time.time()) - 2} p400")
+    store.expire(key, 240)
+
+
+def test_status_shows_recent_use_beside_the_rate(run: Run, app: Celery, store: redis.Redis) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "hourly": "1000/h", "slow": "1/d"}
+    limiter = limiter_of(app)
+    limiter.set_rate("stripe", "50/s", by="ann@host")
+    for name in ("stripe", "tenant", "emails"):
+        note_seconds(store, name)
+    store.rpush("ratelimit:v1:{hourly}::minutes", f"{int(time.time()) // 60 - 2} p730")
+    store.expire("ratelimit:v1:{hourly}::minutes", 90000)
+    limiter.acquire("gpu")
+    rows = {row.split()[0]: row for row in run("status").output.splitlines()}
+    assert "  40 of 50/s  " in rows["stripe"], "in the last ten seconds, which have 500 at the rate in force"
+    assert "  730 of 1000/h  " in rows["hourly"]
+    assert "  40/s  " in rows["tenant"], "of all its buckets together"
+    assert "  1 of 4  " in rows["gpu"]
+    assert "  -  " in rows["slow"]
+    each = {one["name"]: one for one in json.loads(run("status", "--json").output)}
+    assert [each["stripe"]["used"], each["stripe"]["share"]] == pytest.approx([40, 0.8], abs=0.02)
+    assert [each["hourly"]["used"], each["hourly"]["share"]] == pytest.approx([730, 0.73])
+    assert [each["gpu"]["used"], each["gpu"]["share"]] == [1, 0.25]
+    assert [each["tenant"]["used"], each["tenant"]["share"]] == [pytest.approx(40, abs=0.02), None]
+    assert [each["slow"]["used"], each["slow"]["share"]] == [0, 0]
+    (uncounted,) = json.loads(
+        run("status", "stripe", "--json", of=make_app(app.conf.broker_url, ratelimit_counts=False)).output
+    )
+    assert (uncounted["used"], uncounted["share"]) == (None, None)
+    assert each["stripe"]["used_in_minute"] == pytest.approx(1600 / 60)
+    assert each["hourly"]["used_in_minute"] is None
+    assert "  used              40 of 50/s: 80%, on average 27 in the last minute\n" in run("status", "stripe").output
+
+
+def test_forecast_includes_messages_at_the_broker(run: Run, app: Celery, store: redis.Redis) -> None:
+    store.rpush("ratelimit:v1:{stripe}::seconds", f"{int(time.time()) - 2} p1000")  # workers start all that is allowed
+    store.expire("ratelimit:v1:{stripe}::seconds", 240)
+    for _ in range(30):
+        app.tasks["shop.charge"].apply_async()
+    backlog_of(app).register.attend("w1", ["celery"], [], 60.0)
+    (stripe,) = json.loads(run("status", "stripe", "--json").output)
+    assert stripe["queued"] == 30
+    assert stripe["forecast"]["seconds"] == pytest.approx(0.26), "the first five at once"
+
+
+def test_queue_length_is_unknown_when_the_broker_is_lost(run: Run, app: Celery) -> None:
+    app.conf.broker_url = "redis://127.0.0.1:1/0"
+    found = run("status", "stripe", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)[0]["queued"] is None
+    assert "  in queues         ? (celery)" in run("status", "stripe").output
+
+
+def test_status_shows_max_parked(run: Run, app: Celery) -> None:
+    for name, key in (("bounded", "{tenant}"), ("whole", None)):
+
+        @app.task(base=RateLimitedTask, name=name, limits=Limit("5/s", name=name, key=key, max_parked=9), shared=False)
+        def bounded(tenant: str) -> None: ...
+
+    park(app, "bounded", 2, key="7", task="bounded")
+    assert "2, at most 9 for each key, the oldest for " in run("status", "bounded").output
+    assert "0, at most 9\n" in run("status", "whole").output
+    assert "at most" not in run("status", "stripe").output
+
+
+def test_commands_on_a_cluster(cluster_store: Cluster, server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_url = cluster_store.url
+    park(app, "stripe", 3)
+    assert run("set", "stripe", "20/s", "--by", "ann", of=app).exit_code == 0
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["stripe"]["stored"], each["stripe"]["by"], each["stripe"]["parked"]) == ("20/s, burst 5", "ann", 3)
+    assert run("explain", "stripe--2", of=app).output.startswith("shop.charge[stripe--2] is parked at place 3 of 3")
+    assert len(json.loads(run("history", "stripe", "--json", of=app).output)) == 1
+
+
+def test_commands_on_a_memory_store(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_url = "memory://"
+    assert run("pause", "stripe", "--for", "1h", of=app).exit_code == 0
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["stripe"]["state"], each["gpu"]["state"]) == ("paused", "idle")
+    assert each["stripe"]["retry_after"] > 3000, "until the pause is over"
+    assert [one["verb"] for one in json.loads(run("history", "stripe", "--json", of=app).output)] == ["pause"]
+
+
+def test_documented_rights_are_enough_for_the_command_line(
+    server: EmbeddedServer, store: redis.Redis, run: Run
+) -> None:
+    store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
+    try:
+        app = make_app(server.url)
+        app.conf.ratelimit_url = server.url.replace("redis://", "redis://operator:secret@") + PATIENT
+        park(app, "stripe", 3)
+        commands = "status", "set stripe 5/s", "history stripe", "reset stripe", "parked stripe", "explain stripe--2"
+        for command in commands:
+            found = run(*command.split(), of=app)
+            assert found.exit_code == 0, found.output
+    finally:
+        store.execute_command("ACL", "DELUSER", "operator")
+
+
+def test_tasks_that_the_broker_refuses_are_shown_with_its_error(run: Run, app: Celery) -> None:
+    backlog_of(app).register.publish_failures({("stripe", "orders.throttled", ""): "the broker has no such queue"})
+    error = "tasks cannot be published to queue 'orders.throttled': the broker has no such queue"
+    assert f"stripe: {error}" in run("status").output
+    assert error in run("status", "stripe").output
+    assert error in run("check", "--fleet").output
+    (told,) = json.loads(run("status", "stripe", "--json").output)
+    assert told["failures"][0]["error"] == "the broker has no such queue"
+
+
+def test_adaptive_limit_shows_its_current_share_of_the_rate(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_quotas["stripe"] = Limit("100/s", name="stripe", adaptive=Adaptive(recover=3600))
+    run = command_line(app)
+    limiter_of(app).throttled("stripe", by="429 of task shop.charge")
+    assert "adaptive: 70% of the rate now" in run("status").output
+    assert "100/s (code), adaptive: 70% of the rate now" in run("resume", "stripe").output
+    assert "429 of task shop.charge  reduce" in run("history", "stripe").output
+
+
+def test_very_many_backlogs_are_only_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
+    monkeypatch.setattr("celery_ratelimit.operations.overview.MAX_LOTS", 20)
+    (tenant,) = json.loads(run("status", "tenant", "--json").output)
+    assert (tenant["parked"], tenant["lots"], tenant["oldest"], tenant["forecast"]["seconds"]) == (60, 30, None, None)
+
+
+def test_top_without_rich_says_what_to_install(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    found = run("top")
+    assert (found.exit_code, "pip install 'celery-ratelimit[cli]'" in found.output) == (1, True)
+
+
+def test_top_ends_with_ctrl_c(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
+    found = run("top", "--every", "0.5")
+    assert (found.exit_code, looks) == (0, [0.5] * 3)
+    assert "stripe" in found.output
+
+
+def test_full_store_is_a_warning(run: Run, app: Celery, store: redis.Redis) -> None:
+    try:
+        store.config_set("maxmemory", store.info("memory")["used_memory"] + 1000)
+        for arguments in (["check", "--fleet"], ["status"]):
+            assert "of its maxmemory, so no task is parked" in run(*arguments).output
+    finally:
+        store.config_set("maxmemory", 0)
+    assert "of its maxmemory" not in run("status").output

@@ -1,0 +1,90 @@
+"""Throttled tasks in each mode, and what users see of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+
+from celery_ratelimit import ImpossibleRequest, RateLimitedTask, Throttled
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, errors, outcome, until
+
+
+def test_wait_holds_the_task_in_the_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        fleet.start()
+        for index in range(8):
+            fleet.send("wait", index)
+        starts = fleet.wait_for(8, 20)
+        assert [start.index for start in starts] == list(range(8))
+        assert fleet.sent_back() == 0
+        assert "throttled by limit 'tests.apps.fleet.wait' (4/s): waits in this worker, its turn is in" in fleet.log()
+        assert_never_over(fleet.permits(), 4)
+
+
+def test_fail_raises_throttled_without_a_traceback_in_the_log(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        assert fleet.send("fail", 0).get(timeout=60) == 0
+        result = fleet.send(
+            "fail", 1, link_error=fleet.sender.signature("tests.apps.fleet.other", (7,), immutable=True)
+        )
+        with pytest.raises(Throttled, match=r"throttled by limit 'tests.apps.fleet.fail'"):
+            result.get(timeout=60)
+        assert result.state == "FAILURE"
+        until(lambda: 7 in [start.index for start in fleet.starts()], 10, "link_error")
+        until(lambda: store.hlen("unacked") == 0, 5)
+        assert "Traceback" not in fleet.log()
+        assert not errors(fleet.log())
+
+
+def test_max_wait_gives_up_tasks_beyond_it(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        results = [fleet.send("impatient", index) for index in range(20)]
+        fleet.start()
+        states = [outcome(result) for result in results]
+        done = [index for index, state in enumerate(states) if state == "done"]
+        assert 0 in done
+        assert len(done) < 20, "all of them would take five seconds"
+        assert set(states) == {"done", "throttled"}
+
+
+def test_cost_function_that_fails_takes_no_permit(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        with pytest.raises(ImpossibleRequest, match="holds 10 at most"):
+            fleet.send("weighed", 0, 11).get(timeout=60)
+        with pytest.raises(TypeError):
+            fleet.send("weighed", 0).get(timeout=60)
+        assert not [key for key in store.keys("ratelimit:*") if "{fleet}" not in key], "a bucket"
+        assert fleet.send("weighed", 1, 10).get(timeout=60) == 1
+        until(lambda: store.hlen("unacked") == 0, 5)
+
+
+def test_revoked_task_gives_its_slot_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="2/m") as fleet:
+        fleet.start()
+        results = [fleet.send("retry", index) for index in range(3)]
+        slots = "ratelimit:v1:{tests.apps.fleet.retry}::slots"
+        until(lambda: store.zcard(slots) == 2, 10)  # 30 and 60 s ahead
+        results[1].revoke()
+        with pytest.raises(TaskRevokedError):
+            results[1].get(timeout=120)
+        until(lambda: results[1].id not in "".join(store.zrange(slots, 0, -1)), 5, "the return of the slot")
+
+
+def test_direct_calls_and_eager_mode_are_not_throttled() -> None:
+    app = Celery("eager", broker="redis://127.0.0.1:1/0", set_as_current=False)  # no store is there: none is asked
+
+    @app.task(base=RateLimitedTask, limits="1/h", shared=False)
+    def retry(index: int) -> int:
+        return index
+
+    assert [retry(index) for index in range(200)] == list(range(200))
+    assert [retry.apply((index,)).get() for index in range(200)] == list(range(200))
