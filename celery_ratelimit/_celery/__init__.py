@@ -1,6 +1,7 @@
 """Every touch of a Celery or kombu internal, and nothing else: a file for each thing that is relied on.
 
-Line numbers are of Celery and kombu 5.7.0. ``tests/integration/celery_internals/test_internals.py`` fails loudly when one moves.
+Line numbers are of Celery and kombu 5.7.0. ``tests/integration/celery_internals/test_internals.py`` fails loudly when
+one moves.
 """
 
 from .broker import HOLD_SHARE, broker_fingerprint, consumer_timeout_of, is_on_sqs, visibility_timeouts_of
