@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, UpstreamThrottled
 from celery_ratelimit.feedback import Feedback, read_headers, read_response
-
-from .feedback_headers import RESPONSES, Recorded
+from tests.unit.recorded_responses import RESPONSES, Recorded
 
 NOW = 1_767_225_600.0
 HEADERS = {"Retry-After": "7", "X-RateLimit-Remaining": "3"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog.backlog import ParkResult
 from tests.parks import EMPTY
-from tests.unit.a_gate import Bench, Lost
+from tests.unit.worker.gate_bench import Bench, Lost
 
 KINDS = (
     ("retry", "r1"),

@@ -22,7 +22,7 @@ from celery_ratelimit.store_calls.store_calls import StoreLatency, asked
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
 from celery_ratelimit.worker.parking_batch import ParkingBatch, PendingPark
 from celery_ratelimit.worker.rules import Park
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 NOW = 100.0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 
 @pytest.fixture

@@ -344,5 +344,5 @@ def test_what_scripts_use_is_asked_for_at_start_up_and_documented() -> None:
     probe = commands_of((lua / "check_permissions.lua").read_text() + (lua / "include/now.lua").read_text())
     assert used - probe == unasked
     assert used >= probe
-    documented = re.findall(r"\+(\w+)", (Path(__file__).parents[2] / "docs/stores.md").read_text())
+    documented = re.findall(r"\+(\w+)", (Path(__file__).parents[3] / "docs/stores.md").read_text())
     assert {command.lower() for command in used} <= set(documented)

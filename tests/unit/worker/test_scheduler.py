@@ -14,7 +14,7 @@ from celery_ratelimit.worker.reporting import Reporter
 from celery_ratelimit.worker.request_queue import LimitQueue
 from celery_ratelimit.worker.request_queues import RequestQueues
 from celery_ratelimit.worker.scheduler import Scheduler
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 TENANTS = 500
 

@@ -15,7 +15,7 @@ from celery_ratelimit.limiter import leases as leases_module
 from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, LeaseKeeper, run_id
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import LeasesToRelease
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 PLACE = LimitRequest(Concurrency(2, name="places"), "places")
 

@@ -100,7 +100,7 @@ def test_user_and_password_of_the_result_backend() -> None:
     assert "secret" not in repr(settings_of(make_app(None, "redis://results", **conf)))
 
 
-NAME = "tests.unit.test_store_address.Provider"
+NAME = "tests.unit.app.test_store_address.Provider"
 
 
 class Provider(UsernamePasswordCredentialProvider):
@@ -138,7 +138,7 @@ def test_a_credential_provider_of_sentinels_master_and_of_a_cluster() -> None:
     assert cluster.connection_kwargs.get("password") is None
 
 
-@pytest.mark.parametrize("name", ["nowhere.Provider", "tests.unit.test_store_address.Absent", "ssl"])
+@pytest.mark.parametrize("name", ["nowhere.Provider", "tests.unit.app.test_store_address.Absent", "ssl"])
 def test_a_provider_that_there_is_not_is_named(name: str) -> None:
     with pytest.raises(ConfigurationError, match="credential_provider is no provider, nor the name of a class"):
         client_of(f"redis://host?credential_provider={name}")
@@ -219,7 +219,7 @@ class Failing(UsernamePasswordCredentialProvider):
         raise RuntimeError("the token service is down, and its password is secret")
 
 
-@pytest.mark.parametrize("provider", [Failing(), Failing, "tests.unit.test_store_address.Failing"])
+@pytest.mark.parametrize("provider", [Failing(), Failing, "tests.unit.app.test_store_address.Failing"])
 def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer, provider: Any) -> None:
     """No task fails for it: as while the store does not answer."""
     app = make_app(server.url, ratelimit_store_options={"credential_provider": provider})

@@ -9,8 +9,7 @@ import pydantic
 import pytest
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter
-
-from .test_binding import app_with, asked, plan_of
+from tests.unit.app.test_plan import app_with, asked, plan_of
 
 
 class Address(pydantic.BaseModel):

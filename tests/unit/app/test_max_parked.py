@@ -15,7 +15,7 @@ from celery_ratelimit.app.survey import forgotten, limits_shown
 from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.stored import limit_stored, limit_to_store
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 BOUNDED = Limit("10/s", name="r1", max_parked=3)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tests.unit.a_gate import Bench, Request
+from tests.unit.worker.gate_bench import Bench, Request
 
 
 @pytest.fixture

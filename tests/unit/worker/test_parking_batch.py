@@ -8,7 +8,7 @@ import pytest
 
 from celery_ratelimit import StoreUnavailable
 from tests.parks import EMPTY
-from tests.unit.a_gate import Bench, Lost
+from tests.unit.worker.gate_bench import Bench, Lost
 
 
 @pytest.fixture

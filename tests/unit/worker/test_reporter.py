@@ -12,7 +12,7 @@ from celery_ratelimit import ConfigurationError, StoreUnavailable, observe
 from celery_ratelimit.app.observers import observers_of
 from celery_ratelimit.observing import Observation
 from celery_ratelimit.worker import gate, reporting
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 
 @pytest.fixture
@@ -123,14 +123,16 @@ class Observer:
 
 def test_observers_are_named_in_the_settings_or_given() -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)
-    app.conf.ratelimit_observers = ["tests.unit.test_hook:Observer", "builtins.print"]
+    app.conf.ratelimit_observers = ["tests.unit.worker.test_reporter:Observer", "builtins.print"]
     observe(app, print)
     first, *rest = observers_of(app)
     assert isinstance(first, Observer)
     assert rest == [print, print]
 
 
-@pytest.mark.parametrize("named", ["no.such.module", "tests.unit.test_hook.nobody", "math.pi", "builtins.int.x"])
+@pytest.mark.parametrize(
+    "named", ["no.such.module", "tests.unit.worker.test_reporter.nobody", "math.pi", "builtins.int.x"]
+)
 def test_an_observer_that_is_not_there_is_named(named: str) -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)
     app.conf.ratelimit_observers = [named]

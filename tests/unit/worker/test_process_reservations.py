@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 
 def test_who_hears_that_another_was_quicker_has_kept_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from celery_ratelimit.app.plan import make_plan
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
-
-from .test_binding import app_with, asked, plan_of
+from tests.unit.app.test_plan import app_with, asked, plan_of
 
 TENANT = "tenant:{tenant_id}"
 

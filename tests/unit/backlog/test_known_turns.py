@@ -17,7 +17,7 @@ from celery_ratelimit.limiter.decision_counts import DecisionCounter
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker import gate
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 NOW = 100.0
 API, PLACES = ("api", ""), ("places", "")

@@ -24,7 +24,7 @@ from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
 from celery_ratelimit.worker.rules import DropDuplicate
 from tests.parks import EMPTY
-from tests.unit.a_gate import Bench, Lost, Request
+from tests.unit.worker.gate_bench import Bench, Lost, Request
 
 THREAD_LATENCY = 0.02
 OPEN = -100.0  # a limit that could have been used for long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.errors import StoreMisconfigured
 from tests.parks import EMPTY
-from tests.unit.a_gate import Bench, Lost, Request
+from tests.unit.worker.gate_bench import Bench, Lost, Request
 
 NO_ANSWER = StoreUnavailable("no answer")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit.worker.request import State
-from tests.unit.a_gate import Bench, Lost
+from tests.unit.worker.gate_bench import Bench, Lost
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from celery_ratelimit._celery import Worker
 from celery_ratelimit.store_calls.store_calls import StoreCalls
 from celery_ratelimit.store_calls.tuning import THREADS_FROM
 from celery_ratelimit.worker.bootstep import GateStep
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 
 def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is_acknowledged() -> None:

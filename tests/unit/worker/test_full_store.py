@@ -12,7 +12,7 @@ from celery_ratelimit.backlog import store_memory, tuning
 from celery_ratelimit.backlog.store_memory import StoreMemory
 from celery_ratelimit.errors import StoreFull, StoreUnavailable
 from celery_ratelimit.store_calls.store_calls import asked
-from tests.unit.a_gate import Bench
+from tests.unit.worker.gate_bench import Bench
 
 FULL = StoreFull("used memory > 'maxmemory'")
 MB = 2**20
