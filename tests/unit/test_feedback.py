@@ -26,7 +26,7 @@ SAID = Feedback(retry_after=7.0, remaining=3, status=429)
 
 
 @pytest.mark.parametrize("recorded", RESPONSES, ids=lambda recorded: recorded.name)
-def test_what_real_upstreams_say(recorded: Recorded) -> None:
+def test_recorded_responses_are_read(recorded: Recorded) -> None:
     response = SimpleNamespace(headers=recorded.pairs(), status_code=recorded.status)
     for unit, says in recorded.says.items():
         found = read_response(response, recorded.now, unit=unit)
@@ -71,7 +71,7 @@ def test_times(text: str, seconds: float | None) -> None:
     assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-4))
 
 
-def test_the_upstreams_own_date_goes_before_a_clock_that_is_wrong() -> None:
+def test_date_header_overrides_the_local_clock() -> None:
     headers = {"date": "Thu, 01 Jan 2026 00:00:00 GMT", "retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}
     assert read_headers(headers, NOW + 86400).retry_after == 30.0
     assert read_headers({**headers, "date": "?"}, NOW + 20).retry_after == 10.0
@@ -93,7 +93,7 @@ def test_a_quota_with_nothing_left_is_waited_for_unless_it_refills() -> None:
     assert read_headers({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0"}, NOW) == Feedback(), "it is renewed"
 
 
-def test_of_several_quotas_the_one_counts_that_has_least_left() -> None:
+def test_tightest_of_several_quotas_counts() -> None:
     headers = {"RateLimit": '"a";r=1;t=5, "b";r=9;t=50', "X-RateLimit-Remaining": "4", "X-RateLimit-Reset": "500"}
     assert read_headers(headers, NOW) == Feedback(remaining=1, reset_after=5.0)
     assert read_headers({**headers, "X-RateLimit-Remaining": "1"}, NOW) == Feedback(remaining=1, reset_after=500.0)
@@ -150,7 +150,7 @@ def test_an_error_of_another_kind_is_no_refusal() -> None:
 
 
 @pytest.mark.parametrize("response", [None, 429, {}, requests.ConnectionError(), ValueError("no")])
-def test_what_has_no_headers_is_an_error(response: Any) -> None:
+def test_object_without_headers_is_an_error(response: Any) -> None:
     with pytest.raises(ConfigurationError, match="has no headers: pass a response"):
         read_response(response, NOW)
 
@@ -177,7 +177,7 @@ def check(found: Feedback, max_pause: float) -> None:
     assert not any(isinstance(each, float) and math.isnan(each) for each in (found.retry_after, found.reset_after))
 
 
-def test_ten_thousand_malformed_headers_raise_nothing_and_stay_within_bounds() -> None:
+def test_malformed_headers_stay_within_bounds() -> None:
     chance = random.Random(36)
     said = 0
     for _ in range(10_000):
@@ -199,7 +199,7 @@ def test_ten_thousand_malformed_headers_raise_nothing_and_stay_within_bounds() -
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text() | st.binary(), st.text() | st.binary())))
-def test_any_text_and_bytes(headers: list[tuple[Any, Any]]) -> None:
+def test_arbitrary_headers_stay_within_bounds(headers: list[tuple[Any, Any]]) -> None:
     check(read_headers(headers, NOW), 3600.0)
 
 
@@ -211,7 +211,7 @@ def test_long_headers_are_read_in_linear_time() -> None:
             check(read_headers([(name, value)] * 100, NOW), 3600.0)
 
 
-def test_an_error_of_a_response_reads_it_as_the_others_do() -> None:
+def test_upstream_throttled_reads_a_response() -> None:
     dates = {"Date": formatdate(NOW, usegmt=True), "Retry-After": formatdate(NOW + 7, usegmt=True)}
     said = SimpleNamespace(status_code=429, headers=dates)
     assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7

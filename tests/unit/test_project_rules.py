@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_the_map_is_the_rules() -> None:
+def test_map_in_contributing_matches_the_import_rules() -> None:
     rules = re.search(r"\nlayers = \[\n(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
     drawn = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert rules
@@ -20,7 +20,7 @@ def test_the_map_is_the_rules() -> None:
     assert [re.split(r"\s{2,}", row)[0].split(", ") for row in drawn[1].splitlines()] == layers
 
 
-def test_no_class_of_the_workers_side_has_more_than_fifteen_methods() -> None:
+def test_classes_have_at_most_fifteen_methods() -> None:
     """What has more has a second idea in it."""
     found: dict[str, int] = {}
     for folder in ("_celery", "worker", "backlog", "store_calls", "operations", "app"):
@@ -36,7 +36,7 @@ def test_no_class_of_the_workers_side_has_more_than_fifteen_methods() -> None:
 
 
 @pytest.mark.parametrize(("name", "at_least"), [("backlog", 30), ("store_calls", 9)])
-def test_each_number_of_a_folder_stands_in_one_module_with_its_reason(name: str, at_least: int) -> None:
+def test_tuning_constants_are_in_one_module_with_reasons(name: str, at_least: int) -> None:
     folder = ROOT / "celery_ratelimit" / name
     lines = (folder / "tuning.py").read_text().splitlines()
     numbers = [number for number, line in enumerate(lines) if re.match(r"[A-Z][A-Z_, ]* = ", line)]
@@ -64,13 +64,13 @@ def test_an_option_of_several_commands_is_declared_in_one_place() -> None:
     assert len(flags) > 15
 
 
-def test_few_files_are_longer_than_three_hundred_lines() -> None:
+def test_files_have_at_most_three_hundred_lines() -> None:
     files = [*(ROOT / "celery_ratelimit").rglob("*.py"), *(ROOT / "lua").rglob("*.lua")]
     assert len(files) > 150
     assert not [path.name for path in files if len(path.read_text().splitlines()) > 300]
 
 
-def test_no_test_takes_an_apps_tasks_into_the_process_of_all_others() -> None:
+def test_tests_import_no_app_module() -> None:
     """Celery puts them into each app that is made there."""
     apps = {path.stem for path in (ROOT / "tests" / "apps").glob("*.py") if "app" in _names(path)}
     assert len(apps) > 20

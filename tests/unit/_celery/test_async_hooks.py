@@ -13,7 +13,7 @@ from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery import requests
 
 
-def test_a_hook_that_is_async_is_named(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> None:
+def test_async_hook_is_logged_and_not_run(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> None:
     class Locked(RateLimitedTask):
         async def on_throttled_out(self, outcome: str, id: str, args: Any, kwargs: Any) -> None:
             raise AssertionError("it was not to run")

@@ -50,7 +50,7 @@ def a_request(
         (3.0, {"deadline": BEFORE}, 2.0),
     ],
 )
-def test_a_deadline_counts_from_the_delivery(ttl: float | None, message: dict[str, Any], left: float | None) -> None:
+def test_deadline_counts_from_the_delivery(ttl: float | None, message: dict[str, Any], left: float | None) -> None:
     before, found, after = time.time(), deadline_of(a_request(age=1.0, **message), ttl, time.time), time.time()
     if left is None:
         assert found is None
@@ -59,7 +59,7 @@ def test_a_deadline_counts_from_the_delivery(ttl: float | None, message: dict[st
         assert before + left - 0.5 <= found / 1e6 <= after + left + 0.001
 
 
-def test_a_deadline_is_kept_at_each_return() -> None:
+def test_deadline_survives_a_return() -> None:
     request = a_request(age=1.0, deadline=BEFORE, expiration="700")
     assert deadline_of(request, 3.0, time.time) == BEFORE
 
@@ -68,14 +68,14 @@ def test_a_deadline_is_kept_at_each_return() -> None:
     ("deadline", "expiration", "is_past"),
     [(-0.5, "1", False), (-1.5, "1", True), (60.0, "1", False), (-1.5, None, False), (None, "1", False)],
 )
-def test_a_message_is_past_it_if_it_was_delivered_later(
+def test_message_delivered_after_its_deadline_is_past_it(
     deadline: float | None, expiration: str | None, is_past: bool
 ) -> None:
     at = None if deadline is None else round((time.time() + deadline) * 1e6)
     assert is_past_deadline(a_request(age=1.0, deadline=at, expiration=expiration), time.time) == is_past
 
 
-def test_a_parked_message_is_published_with_what_is_left_of_its_time() -> None:
+def test_parked_message_is_published_with_its_remaining_time() -> None:
     parcel = parcel_of(a_request(age=1.0), "jobs", BACK, "1@jobs", 7_000_000)
     assert (parcel["to"], parcel["exchange"], parcel["expires"]) == ("jobs.throttled", "jobs.throttled.fanout", 7.0)
     sent = as_sent(parcel)

@@ -116,7 +116,7 @@ def hangs() -> Iterator[Hang]:
 ENDED = ["1", "acknowledged"]
 
 
-def test_a_state_is_stored_in_a_thread_and_all_else_follows_in_the_loop(loop: Loop) -> None:
+def test_state_is_stored_on_a_thread_and_the_end_follows_in_the_loop(loop: Loop) -> None:
     request, threads = Ending("1"), list[int]()
     loop.end(request, lambda: threads.append(threading.get_ident()))
     assert request.said == []
@@ -127,7 +127,7 @@ def test_a_state_is_stored_in_a_thread_and_all_else_follows_in_the_loop(loop: Lo
     assert (request.said, loop.widened, loop.timers) == (ENDED, 0, [])
 
 
-def test_an_error_of_the_backend_is_logged_and_the_task_ends(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+def test_backend_error_is_logged_and_the_task_ends(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     request = Ending("1")
     loop.end(request, lambda: [][0])
     loop.turn()
@@ -135,7 +135,7 @@ def test_an_error_of_the_backend_is_logged_and_the_task_ends(loop: Loop, caplog:
     assert "Task task[1] ends, but its result backend raised IndexError" in caplog.text
 
 
-def test_a_task_ends_at_its_deadline(loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_backend_ends_tasks_at_the_deadline(loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture) -> None:
     requests = [Ending("1"), Ending("2")]
     for request in requests:
         loop.end(request, hangs)
@@ -151,7 +151,7 @@ def test_a_task_ends_at_its_deadline(loop: Loop, hangs: Hang, caplog: pytest.Log
     assert lines == [(logging.ERROR, f"Task task[{id}] {text}") for id in "12"]
 
 
-def test_a_late_answer_changes_nothing_and_a_task_that_has_ended_is_not_stored(
+def test_late_reply_changes_nothing_and_ended_tasks_are_not_stored(
     loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture
 ) -> None:
     stored = list[str]()
@@ -170,7 +170,7 @@ def test_a_late_answer_changes_nothing_and_a_task_that_has_ended_is_not_stored(
     assert caplog.text.count("task[1]") == 1
 
 
-def test_a_bounded_number_of_states_wait(
+def test_number_of_waiting_states_is_bounded(
     loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(final_states, "MAX_WAITING", 3)
@@ -184,7 +184,7 @@ def test_a_bounded_number_of_states_wait(
     assert caplog.text.count("its state is not in the result backend: 3 others are to be stored before it") == 2
 
 
-def test_a_backend_that_answers_has_the_time_that_it_takes(loop: Loop, hangs: Hang) -> None:
+def test_slow_backend_that_answers_ends_no_task_early(loop: Loop, hangs: Hang) -> None:
     """However many states wait. Their messages stay in the prefetch, unless one state takes long."""
     requests = [Ending(str(number)) for number in range(3)]
     for request in requests:
@@ -197,7 +197,7 @@ def test_a_backend_that_answers_has_the_time_that_it_takes(loop: Loop, hangs: Ha
         assert ([request.said for request in requests], loop.widened) == ([[], [], []], widened)
 
 
-def test_a_worker_that_stops_waits_for_a_moment(
+def test_stopping_worker_waits_briefly_for_states(
     loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(final_states, "LAST_STATES", 1e-3)
@@ -215,7 +215,7 @@ def test_a_worker_that_stops_waits_for_a_moment(
     assert (stored.said, left.said, loop.widened) == (ENDED, [], 0)
 
 
-def test_its_thread_ends_with_the_worker(loop: Loop) -> None:
+def test_state_thread_ends_with_the_worker(loop: Loop) -> None:
     before = {*threading.enumerate()}
     loop.end(Ending("1"), lambda: None)
     (thread,) = {*threading.enumerate()} - before
@@ -225,7 +225,9 @@ def test_its_thread_ends_with_the_worker(loop: Loop) -> None:
     assert not thread.is_alive()
 
 
-def test_a_lost_connection_has_the_messages(loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_connection_leaves_messages_to_the_broker(
+    loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture
+) -> None:
     request = Ending("1")
     loop.end(request, hangs)
     loop.states.close(stopping=False)
@@ -235,7 +237,7 @@ def test_a_lost_connection_has_the_messages(loop: Loop, hangs: Hang, caplog: pyt
     assert (request.said, caplog.text, loop.widened) == ([], "", 0)
 
 
-def test_a_task_ends_once(loop: Loop) -> None:
+def test_task_ends_once(loop: Loop) -> None:
     request = Ending("1")
     for _ in range(2):
         loop.end(request, lambda: None)
@@ -244,7 +246,7 @@ def test_a_task_ends_once(loop: Loop) -> None:
     assert loop.calls.empty()
 
 
-def test_a_task_that_celery_revokes_ends_in_the_same_way(loop: Loop) -> None:
+def test_revoked_task_is_stored_on_the_thread(loop: Loop) -> None:
     request: Any = Ending("1", loop.states)
     Request._announce_revoked(request, "expired", False, None, True)
     assert request._already_revoked
@@ -254,7 +256,7 @@ def test_a_task_that_celery_revokes_ends_in_the_same_way(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("terminated", [False, True])
-def test_another_task_that_celery_revokes_ends_as_ever(loop: Loop, terminated: bool) -> None:
+def test_terminated_task_is_stored_by_celery(loop: Loop, terminated: bool) -> None:
     """It was terminated while it ran, or its message came by another consumer."""
     request: Any = Ending("1", loop.states if terminated else None)
     Request._announce_revoked(request, "revoked", terminated, None, False)

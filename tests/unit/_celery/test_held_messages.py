@@ -47,13 +47,13 @@ def broker_with(**queues: dict[str, Any]) -> Broker:
         ({"queue_arguments": {"x-consumer-timeout": 0}}, 1800),
     ],
 )
-def test_a_queue_tells_its_consumer_timeout(options: dict[str, Any], timeout: float) -> None:
+def test_hold_time_follows_the_consumer_timeout_of_the_queue(options: dict[str, Any], timeout: float) -> None:
     broker = broker_with(jobs=options, others={})
     assert broker.max_hold("jobs") == timeout * HOLD_SHARE
     assert broker.max_hold("others") == broker.max_hold("unknown") == 1800 * HOLD_SHARE
 
 
-def test_a_worker_learns_the_consumer_timeout_that_a_channel_was_closed_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_closed_channel_lowers_the_hold_time(caplog: pytest.LogCaptureFixture) -> None:
     broker = broker_with(jobs={"queue_arguments": {"x-consumer-timeout": 60_000}}, others={})
     with caplog.at_level(logging.WARNING):
         broker.on_channel_closed(CLOSED.format(5000))  # it has held no message with a limit
@@ -82,7 +82,7 @@ def test_a_worker_learns_the_consumer_timeout_that_a_channel_was_closed_for(capl
         ({"x-delivery-count": "many"}, {}, False),
     ],
 )
-def test_a_message_with_half_of_its_deliveries_nears_the_limit(
+def test_message_nears_the_delivery_limit_at_half_of_it(
     headers: dict[str, Any] | None, arguments: dict[str, Any], nears: bool
 ) -> None:
     message = SimpleNamespace(headers=headers)
@@ -102,7 +102,7 @@ def test_a_message_with_half_of_its_deliveries_nears_the_limit(
         ({"acks_late": True, "throttle": "retry"}, {"x-queue-type": "quorum", "x-consumer-timeout": 60_000}, []),
     ],
 )
-def test_check_says_what_a_queue_does_to_tasks_that_wait(
+def test_check_reports_queue_settings_that_affect_waiting_tasks(
     options: dict[str, Any], arguments: dict[str, Any], parts: list[str]
 ) -> None:
     app = Celery("checked", broker="amqp://", set_as_current=False)
@@ -121,7 +121,7 @@ def test_check_says_what_a_queue_does_to_tasks_that_wait(
         assert part in finding
 
 
-def test_messages_that_are_to_leave_do_so_in_their_order_before_the_ones_that_are_held() -> None:
+def test_messages_near_their_release_deadline_go_first() -> None:
     limit_queue = LimitQueue()
     for deadline, is_first in [(720.0, False), (1.0, True), (721.0, False), (1.5, True)]:
         pending: Any = SimpleNamespace(has_reservation=False, release_deadline=deadline, state=State.QUEUED)

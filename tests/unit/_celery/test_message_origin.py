@@ -38,7 +38,9 @@ class Names:
         (None, "celery", None),
     ],
 )
-def test_where_a_message_comes_from(says: str | None, came_by: str, taken_as: str | None) -> None:
+def test_message_from_an_unknown_queue_belongs_to_its_receiving_queue(
+    says: str | None, came_by: str, taken_as: str | None
+) -> None:
     consumption: Any = ConsumedQueues.__new__(ConsumedQueues)
     consumption._names = Names()
     consumption._consumer = SimpleNamespace(

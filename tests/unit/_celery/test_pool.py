@@ -24,7 +24,7 @@ def quick_switches() -> object:
     sys.setswitchinterval(before)
 
 
-def test_threads_end_tasks_while_somebody_looks(quick_switches: None) -> None:
+def test_may_free_is_safe_while_threads_end_tasks(quick_switches: None) -> None:
     pool = Pool(SimpleNamespace(num_processes=4, is_green=False))
     pool._mean_runtimes["task"] = 1.0
     over = threading.Event()
@@ -46,7 +46,7 @@ def test_threads_end_tasks_while_somebody_looks(quick_switches: None) -> None:
         thread.join()
 
 
-def test_whether_one_is_free_soon() -> None:
+def test_frees_soon() -> None:
     pool = Pool(SimpleNamespace(num_processes=4, is_green=False))
     pool._mean_runtimes.update(short=0.5, long=5.0)
     assert not pool.frees_soon(10.0, 1.0), "nothing runs"
@@ -64,7 +64,7 @@ def test_whether_one_is_free_soon() -> None:
     assert pool.frees_soon(10.0, 1.0), "five of five seconds"
 
 
-def test_greenlets_that_do_not_run_are_free() -> None:
+def test_idle_greenlets_are_free() -> None:
     """Before Celery 5.7 gevent's ``num_processes`` is how many run: none, and so nothing would ever start."""
     greenlets = SimpleNamespace(size=10)
     pool = Pool(SimpleNamespace(is_green=True, limit=10, num_processes=0, _pool=greenlets))
@@ -74,14 +74,14 @@ def test_greenlets_that_do_not_run_are_free() -> None:
     assert Pool(SimpleNamespace(is_green=True, limit=10, num_processes=0, _pool=None)).processes == 10, "not yet begun"
 
 
-def test_a_pool_that_was_stopped_has_no_process_free() -> None:
+def test_stopped_pool_has_no_free_process() -> None:
     """A cold shutdown stops it in the middle of whatever the worker is at: no task is to end by that."""
     pool = Pool(TaskPool(2))
     assert pool.processes == 0
     assert pool.idle(0) <= 0
 
 
-def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> None:
+def test_runtime_comes_from_the_pool_not_from_a_busy_loop() -> None:
     given: dict[str, Any] = {}
     pool = Pool(
         SimpleNamespace(num_processes=4, is_green=False, apply_async=lambda *_, **options: given.update(options))
@@ -99,7 +99,7 @@ def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> Non
     assert pool.mean_runtime("other") >= 0.5, "the pool does not say"
 
 
-def test_who_waits_behind_a_task_that_does_not_end_says_nothing() -> None:
+def test_job_behind_a_hanging_task_does_not_count_as_freeing() -> None:
     """Whoever has a limit would wait in this worker, too, and not in its lot, for others to run it."""
     pool = Pool(SimpleNamespace(num_processes=1, is_green=False))
     pool._mean_runtimes["brief"] = 0.001
@@ -109,7 +109,7 @@ def test_who_waits_behind_a_task_that_does_not_end_says_nothing() -> None:
     assert not pool.frees_soon(10.0, 0.02)
 
 
-def test_a_process_whose_task_runs_on_after_a_lost_connection_stays_busy() -> None:
+def test_process_still_running_after_a_lost_connection_stays_busy() -> None:
     """Else Celery before 5.7 writes a granted task to it, which starts late, when the other one has ended."""
 
     def job(pipe: int, *, alive: bool = True, accepted: bool = True, ready: bool = False) -> Any:
@@ -131,7 +131,7 @@ def test_a_process_whose_task_runs_on_after_a_lost_connection_stays_busy() -> No
     assert list(celerys._cache.values()) == [running, dead]
 
 
-def test_a_task_that_was_written_to_a_process_runs_on_when_the_connection_is_lost(
+def test_job_written_to_a_process_survives_a_lost_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Celery lets go of it, as the process has not said yet that it has begun; and the process runs it."""

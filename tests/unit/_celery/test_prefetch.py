@@ -22,7 +22,7 @@ class ChannelQoS:
 @pytest.mark.parametrize(
     ("reserved", "waiting", "consumes"), [(1, 0, True), (2, 0, False), (2, 1, True), (5, 4, True), (5, 3, False)]
 )
-def test_waiting_requests_occupy_no_process_where_prefetching_is_disabled(
+def test_waiting_requests_occupy_no_process_without_prefetch(
     monkeypatch: pytest.MonkeyPatch, reserved: int, waiting: int, consumes: bool, autoscales: bool
 ) -> None:
     requests = set(range(reserved))
@@ -42,7 +42,7 @@ def test_waiting_requests_occupy_no_process_where_prefetching_is_disabled(
     assert channel_qos.can_consume() is consumes
 
 
-def test_the_channel_is_left_alone_where_messages_are_prefetched() -> None:
+def test_channel_with_prefetch_is_not_patched() -> None:
     channel_qos = ChannelQoS()
     consumer = SimpleNamespace(
         app=SimpleNamespace(conf={}),

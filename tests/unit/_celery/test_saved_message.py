@@ -48,7 +48,7 @@ class Published:
 
 
 @pytest.mark.parametrize("own", OF_OTHERS, ids=repr)
-def test_a_users_own_header_is_nobodys_marker(own: Any) -> None:
+def test_users_own_header_is_kept_and_is_no_marker(own: Any) -> None:
     request = a_request(ratelimit=own)
     assert marker_in(request.message) == {}
     assert parcel_of(request, "celery", None)["headers"]["ratelimit"] == own
@@ -63,14 +63,14 @@ def test_a_users_own_header_is_nobodys_marker(own: Any) -> None:
     assert back["headers"] == request.message.headers
 
 
-def test_a_routing_key_that_no_broker_delivers_is_of_no_marker() -> None:
+def test_overlong_routing_key_invalidates_the_marker() -> None:
     """RabbitMQ's client takes it for an error of the connection."""
     for key, found in (("x" * 255, True), ("x" * 256, False), ("é" * 128, False), (None, True)):
         message = a_request(**{"celery-ratelimit-return": {**BACK, "routing_key": key}}).message
         assert bool(marker_in(message)) == found
 
 
-def test_a_message_is_read_once_as_long_as_it_has_the_same_headers() -> None:
+def test_marker_is_cached_while_the_headers_stay() -> None:
     message = a_request(**{"celery-ratelimit-return": BACK}).message
     first = marker_in(message)
     assert first == BACK
@@ -79,7 +79,7 @@ def test_a_message_is_read_once_as_long_as_it_has_the_same_headers() -> None:
     assert marker_in(message) == {}
 
 
-def test_a_message_that_nothing_can_be_noted_on_is_read_each_time() -> None:
+def test_slotted_message_is_read_without_a_cache() -> None:
     """py-amqp's."""
 
     class Bare:
@@ -111,9 +111,7 @@ def returning(slot: int | None = 1_000_000, wait: int = 900_000, eta: str | None
         (a_request().message, 0.5, None),  # nor has one that was not throttled
     ],
 )
-def test_a_returning_message_waits_by_the_stores_clock(
-    message: Any, until: float | None, seconds: float | None
-) -> None:
+def test_countdown_follows_the_clock_of_the_store(message: Any, until: float | None, seconds: float | None) -> None:
     message = SimpleNamespace(headers=dict(message.headers))
     before = datetime.now(timezone.utc)
     assert set_countdown(message, lambda slot: until, 0.05, lambda queue: 720.0) == (
@@ -128,14 +126,14 @@ def test_a_returning_message_waits_by_the_stores_clock(
         assert 0 <= (datetime.fromisoformat(eta) - before).total_seconds() - seconds < 10
 
 
-def test_a_users_eta_is_left_alone() -> None:
+def test_users_eta_is_unchanged() -> None:
     message = a_request().message
     message.headers["eta"] = "2030-01-01T00:00:00+00:00"
     set_countdown(message, lambda slot: 0.5, 0.05, lambda queue: 720.0)
     assert message.headers["eta"] == "2030-01-01T00:00:00+00:00"
 
 
-def test_the_wait_and_the_slot_of_an_earlier_return_are_forgotten() -> None:
+def test_wait_and_slot_of_an_earlier_return_are_dropped() -> None:
     producer = Published()
     publish(producer, parcel_of(a_request(), "celery", BACK_BY), 0.5, {"copy": 1, "slot": 5})
     assert marker_in_headers(producer.headers) == {**MARKER, "copy": 1, "slot": 5, "wait": 500_000}
@@ -144,7 +142,7 @@ def test_the_wait_and_the_slot_of_an_earlier_return_are_forgotten() -> None:
     assert marker_in_headers(producer.headers) == {**MARKER, "copy": 2}
 
 
-def test_what_is_of_one_publish_to_sqs_is_left_out_of_the_next() -> None:
+def test_sqs_deduplication_properties_are_dropped() -> None:
     """A return with the deduplication id that it was sent with would be dropped, and the task lost."""
     request = a_request()
     request.message.properties |= {"MessageGroupId": "a", "MessageDeduplicationId": "1", "DelaySeconds": 900}

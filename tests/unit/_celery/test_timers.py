@@ -13,7 +13,7 @@ from celery_ratelimit._celery.timers import MAX_CANCELLED, Timers
 
 
 @pytest.mark.parametrize("timer", [Timer(), ThreadedTimer()], ids=["loop", "thread"])
-def test_cancelled_timers_are_taken_out(timer: Any) -> None:
+def test_cancelled_timers_are_removed(timer: Any) -> None:
     """A request queue sets a timer for minutes ahead and ends at once: 0.8 kB for each task with a limit by key."""
     timer.start = lambda: None  # no thread
     consumer = SimpleNamespace(timer=timer, hub=None, pool=SimpleNamespace(is_green=False))

@@ -50,7 +50,7 @@ def due(lots: Lots, now: list[float]) -> DueBuckets:
     return DueBuckets(parking, limits)
 
 
-def test_polls_that_find_nothing_become_seldom_where_there_are_many_workers(due: DueBuckets, lots: Lots) -> None:
+def test_empty_polls_become_rare_with_many_workers(due: DueBuckets, lots: Lots) -> None:
     for _ in range(10):
         asked(due.find())
     assert all(1.5 <= due.pause() <= 2.5 for _ in range(100))
@@ -63,7 +63,7 @@ def test_polls_that_find_nothing_become_seldom_where_there_are_many_workers(due:
     assert due.pause() <= 1.25 * POLL_INTERVAL, "the worker that finds tasks goes on with it"
 
 
-def test_a_bucket_that_another_worker_has_served_is_left_to_that(due: DueBuckets, lots: Lots) -> None:
+def test_bucket_served_by_another_worker_is_left_to_it(due: DueBuckets, lots: Lots) -> None:
     lots.answers = [[LOT]]
     asked(due.find())
     due.note([PollResult(LOT, 0.1, False, ())])
@@ -72,7 +72,7 @@ def test_a_bucket_that_another_worker_has_served_is_left_to_that(due: DueBuckets
     assert due.pause() >= 0.75 * MAX_POLL_INTERVAL
 
 
-def test_a_question_without_an_answer_is_asked_again(due: DueBuckets, now: list[float]) -> None:
+def test_poll_without_a_reply_is_repeated(due: DueBuckets, now: list[float]) -> None:
     asked(due.find())
     assert not due.must_ask
     now[0] += 0.1
@@ -83,7 +83,7 @@ def test_a_question_without_an_answer_is_asked_again(due: DueBuckets, now: list[
     assert due.must_ask, "though nothing is parked, as far as it is known"
 
 
-def test_a_bucket_with_more_tasks_is_due_at_once_behind_the_others(due: DueBuckets, lots: Lots) -> None:
+def test_bucket_with_more_due_tasks_goes_behind_the_others(due: DueBuckets, lots: Lots) -> None:
     lots.answers = [[LOT, OTHER]]
     asked(due.find())
     due.note([PollResult(LOT, 0.0, False, (ONE,))])
@@ -92,7 +92,7 @@ def test_a_bucket_with_more_tasks_is_due_at_once_behind_the_others(due: DueBucke
     assert not due
 
 
-def test_what_is_told_is_told_once_and_what_comes_meanwhile_later(now: list[float]) -> None:
+def test_reports_are_sent_once_and_new_ones_wait(now: list[float]) -> None:
     untold = PendingReports()
     untold.note_acknowledged(LOT, "a")
     untold.note_published({LOT: [ONE], OTHER: [ONE]})

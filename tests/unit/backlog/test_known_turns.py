@@ -50,7 +50,7 @@ def occupied(now: list[float]) -> OccupiedBucketCache:
     return OccupiedBucketCache(LIMITS)
 
 
-def test_nobody_has_a_turn_before_what_comes_back(occupied: OccupiedBucketCache, now: list[float]) -> None:
+def test_bucket_is_closed_until_the_latest_returning_turn(occupied: OccupiedBucketCache, now: list[float]) -> None:
     occupied.note_coming(message(), 0.4)
     occupied.note_coming(message(), 0.2)
     assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
@@ -60,14 +60,14 @@ def test_nobody_has_a_turn_before_what_comes_back(occupied: OccupiedBucketCache,
     assert not occupied.is_closed(API)
 
 
-def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: OccupiedBucketCache, now: list[float]) -> None:
+def test_overlong_countdown_is_capped(occupied: OccupiedBucketCache, now: list[float]) -> None:
     occupied.note_coming(message(), 3600.0)
     assert occupied.is_closed(API)
     now[0] += RETURN_AHEAD
     assert not occupied.is_closed(API)
 
 
-def test_nothing_is_said_by_what_was_sent_back_nor_by_what_waits_for_a_place(occupied: OccupiedBucketCache) -> None:
+def test_sent_back_and_concurrency_messages_close_no_bucket(occupied: OccupiedBucketCache) -> None:
     occupied.note_coming(message(again=True), 0.9)
     occupied.note_coming(message("places"), 0.9)
     occupied.note_coming(SimpleNamespace(headers={"id": "a"}), 0.9)
@@ -75,7 +75,7 @@ def test_nothing_is_said_by_what_was_sent_back_nor_by_what_waits_for_a_place(occ
     assert not occupied.is_closed(PLACES)
 
 
-def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_notes_the_countdown_of_a_returning_message(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, heard = Bench(monkeypatch, processes=1), []
     bench.note_coming = lambda message, seconds: heard.append(seconds)  # type: ignore[method-assign]
     monkeypatch.setattr(gate, "set_countdown", lambda *_: 0.5)
@@ -86,7 +86,7 @@ def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("turn", "seconds"), [(0.0, FIRST_POLL_DELAY), (0.2, FIRST_POLL_DELAY), (0.25, 0.075), (0.9, POLL_INTERVAL)]
 )
-def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: OccupiedBucketCache, turn: float, seconds: float) -> None:
+def test_first_poll_of_a_bucket_precedes_its_turn(occupied: OccupiedBucketCache, turn: float, seconds: float) -> None:
     if turn:
         occupied.note_coming(message(), turn)
     assert occupied.looks_in(API) == pytest.approx(seconds)
@@ -97,7 +97,7 @@ def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: OccupiedBucketCache
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 1.0), (100, 1.0), (150, 1.5), (5000, 2.0)])
-def test_of_many_workers_each_tells_less_often_what_it_has_counted(workers: int, seconds: float) -> None:
+def test_counts_are_sent_less_often_in_a_large_fleet(workers: int, seconds: float) -> None:
     register = FleetRegistry(SimpleNamespace())  # type: ignore[arg-type]
     register.workers = workers
     later: list[float] = []

@@ -94,7 +94,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_a_page_for_a_queue_that_is_not_there_does_not_keep_the_pages_behind_it(world: World) -> None:
+def test_missing_queue_does_not_block_later_pages(world: World) -> None:
     tasks = [(f"{i}", "missing" if i < 2 * PAGE else "orders") for i in range(3 * PAGE)]
     store: Any = Store(*[Parked(id, 1, 0, 0.0, dumps(parcel(id, queue))) for id, queue in tasks])
     app: Any = world
@@ -104,7 +104,7 @@ def test_a_page_for_a_queue_that_is_not_there_does_not_keep_the_pages_behind_it(
     assert world.sent == {f"{i}": 1 for i in range(2 * PAGE, 3 * PAGE)}
 
 
-def test_nor_does_it_in_a_return_queue(world: World) -> None:
+def test_missing_queue_does_not_block_a_return_queue(world: World) -> None:
     world.queue = [message(f"{i}", "missing" if i < 2 * PAGE else "orders") for i in range(3 * PAGE)]
     app: Any = world
     with OriginalQueueReturner(app, Store()) as returner:  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_nor_does_it_in_a_return_queue(world: World) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_message_that_was_sent_back_and_is_parked_ends(world: World, again: bool) -> None:
+def test_sent_back_copy_of_a_parked_task_is_acknowledged(world: World, again: bool) -> None:
     """Its worker had no reply when it parked the task, and sent the message back in the end."""
     told = message("a", "orders")
     told.headers["celery-ratelimit-return"] |= {"id": "a@orders", **({"again": True} if again else {})}

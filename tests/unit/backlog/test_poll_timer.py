@@ -141,7 +141,7 @@ def wrong() -> Any:
     raise ZeroDivisionError
 
 
-def test_near_a_store_a_look_is_done_at_once_and_the_next_follows_after_a_pause(world: World) -> None:
+def test_poll_of_a_near_store_completes_at_once_and_repeats(world: World) -> None:
     world.wait(PAUSE)
     assert (world.heard, world.closed) == (["due", "left"], 1)
     world.wait(PAUSE)
@@ -152,7 +152,7 @@ def test_near_a_store_a_look_is_done_at_once_and_the_next_follows_after_a_pause(
     assert world.closed == 4, "there is more to do"
 
 
-def test_some_way_off_the_loop_goes_on_after_each_question(world: World) -> None:
+def test_poll_of_a_distant_store_returns_to_the_loop_after_each_call(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
     assert (world.heard, len(world.on_its_way)) == ([], 1)
@@ -164,7 +164,7 @@ def test_some_way_off_the_loop_goes_on_after_each_question(world: World) -> None
     assert len(world.on_its_way) == 1, "the next one"
 
 
-def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behind_that(world: World) -> None:
+def test_poll_requested_during_a_poll_follows_it_once(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
     world.looks.soon(0.01)
@@ -181,7 +181,7 @@ def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behi
     assert len(world.begun) == 2, "once"
 
 
-def test_who_asks_for_one_soon_gets_it_though_the_last_one_ends_meanwhile(world: World) -> None:
+def test_requested_poll_keeps_its_time_if_the_current_one_ends(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
     world.looks.soon(PAUSE / 4)
@@ -191,7 +191,7 @@ def test_who_asks_for_one_soon_gets_it_though_the_last_one_ends_meanwhile(world:
     assert len(world.begun) == 2
 
 
-def test_a_store_that_comes_nearer_is_waited_for(world: World) -> None:
+def test_poll_continues_in_the_loop_when_latency_drops(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
     world.use_threads = False
@@ -200,7 +200,7 @@ def test_a_store_that_comes_nearer_is_waited_for(world: World) -> None:
 
 
 @pytest.mark.parametrize("use_threads", [False, True])
-def test_a_store_that_is_lost_ends_the_look_and_there_is_another(world: World, use_threads: bool) -> None:
+def test_outage_ends_a_poll_and_polling_resumes(world: World, use_threads: bool) -> None:
     world.use_threads, world.questions = use_threads, [lambda: "due", lost, lambda: "never"]
     world.wait(PAUSE)
     while world.on_its_way:
@@ -214,7 +214,7 @@ def test_a_store_that_is_lost_ends_the_look_and_there_is_another(world: World, u
 
 
 @pytest.mark.parametrize("use_threads", [False, True])
-def test_whatever_is_raised_ends_that_look_alone(world: World, use_threads: bool) -> None:
+def test_error_ends_one_poll_alone(world: World, use_threads: bool) -> None:
     world.use_threads, world.questions = use_threads, [wrong]
     if use_threads:
         world.wait(PAUSE)
@@ -229,7 +229,7 @@ def test_whatever_is_raised_ends_that_look_alone(world: World, use_threads: bool
     assert (len(world.begun), world.closed) == (2, 2)
 
 
-def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(world: World) -> None:
+def test_end_publishes_returned_tasks_and_stops_polling(world: World) -> None:
     world.use_threads, world.questions = True, [lambda: "left", lambda: "never"]
     world.wait(PAUSE)
     world.end()
@@ -241,7 +241,7 @@ def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(worl
 
 
 @pytest.mark.parametrize("question", [lost, wrong])
-def test_it_ends_where_nothing_can_be_published_any_more(world: World, question: Callable[[], Any]) -> None:
+def test_end_succeeds_if_the_last_call_fails(world: World, question: Callable[[], Any]) -> None:
     world.use_threads, world.questions = True, [question]
     world.wait(PAUSE)
     world.end()
@@ -252,7 +252,7 @@ def test_it_ends_where_nothing_can_be_published_any_more(world: World, question:
     assert world.closed == 2
 
 
-def test_nobody_looks_who_may_not(world: World) -> None:
+def test_no_poll_while_polling_is_not_allowed(world: World) -> None:
     world.may = False
     world.wait(5 * PAUSE)
     assert world.begun == []
@@ -261,7 +261,7 @@ def test_nobody_looks_who_may_not(world: World) -> None:
     assert len(world.begun) == 1
 
 
-def test_who_asks_nothing_has_ended() -> None:
+def test_operation_without_calls_returns_its_value() -> None:
     def nothing() -> Asks[int]:
         yield from ()
         return 3

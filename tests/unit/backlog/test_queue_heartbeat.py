@@ -13,7 +13,7 @@ from celery_ratelimit.store_calls.store_calls import asked
 
 
 @pytest.mark.parametrize("busy", [0.0, 1.0, 9.0, 100.0])
-def test_a_worker_that_comes_to_rest_counts_as_alive_all_the_time(monkeypatch: pytest.MonkeyPatch, busy: float) -> None:
+def test_heartbeat_never_lapses_when_a_worker_becomes_idle(monkeypatch: pytest.MonkeyPatch, busy: float) -> None:
     """It said so for 6 s, and reported again after 20 s."""
     now, until, reports = 1000.0, 1000.0, 0
     monkeypatch.setattr("time.monotonic", lambda: now)

@@ -85,35 +85,35 @@ def lost() -> None:
     raise StoreUnavailable("no answer")
 
 
-def test_a_recall_without_an_answer_is_repeated(world: World) -> None:
+def test_wake_suspended_is_repeated_without_a_reply(world: World) -> None:
     world.meanwhile = [lost, lambda: None, lost]
     world.rescheduler.recall()
     world.run()
     assert world.said == ["occupied", "occupied", ("recall", "api", None), ("recall", "api", None)]
 
 
-def test_a_recall_that_comes_while_the_store_is_asked_is_made_after_that(world: World) -> None:
+def test_wake_suspended_requested_during_a_call_follows_it(world: World) -> None:
     world.meanwhile = [lambda: None, world.rescheduler.recall]
     world.rescheduler.recall()
     world.run()
     assert world.said == ["occupied", ("recall", "api", None)] * 2
 
 
-def test_a_change_that_comes_while_the_store_is_asked_is_told_after_that(world: World) -> None:
+def test_change_during_a_call_is_sent_after_it(world: World) -> None:
     world.meanwhile = [lambda: world.rescheduler.has_another_code("api")]
     world.rescheduler.wake(["api"])
     world.run()
     assert world.said == [("wake", "api", 0), ("wake", "api", -1)]
 
 
-def test_a_change_without_an_answer_is_told_again(world: World) -> None:
+def test_change_without_a_reply_is_repeated(world: World) -> None:
     world.meanwhile = [lost]
     world.rescheduler.has_another_code("api")
     world.run()
     assert world.said == [("wake", "api", -1)] * 2
 
 
-def test_limits_that_a_worker_registers_later_are_recalled_too(world: World) -> None:
+def test_later_registered_limits_are_rescheduled(world: World) -> None:
     world.rescheduler.begin()
     world.run()
     assert world.said == ["occupied", ("wake", "api", 0), ("recall", "api", None)]

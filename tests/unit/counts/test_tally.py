@@ -17,7 +17,7 @@ def numbers(counter: Counter | Tally) -> dict[str, dict[str, int]]:
     return {name: part.numbers for name, part in counter.take()}
 
 
-def test_many_together_are_what_they_are_one_by_one() -> None:
+def test_batched_calls_count_as_single_ones() -> None:
     calls = [("api", key, cost) for key, cost in product([None, "a", "b"], [1, 2, 5])] * 3 + [("other", None, 1)]
     one_by_one, together = Tally(), Tally()
     for call in calls:
@@ -28,7 +28,7 @@ def test_many_together_are_what_they_are_one_by_one() -> None:
     assert together.take() == []
 
 
-def test_the_first_call_of_a_second_has_it_sent() -> None:
+def test_first_call_of_a_second_schedules_the_send() -> None:
     due: list[float] = []
     counter = Counter(due.append)
     for _ in range(3):
@@ -39,7 +39,7 @@ def test_the_first_call_of_a_second_has_it_sent() -> None:
     assert due == [1.0, 1.0]
 
 
-def test_what_is_noted_is_bounded() -> None:
+def test_noted_calls_are_bounded() -> None:
     counter = Counter(lambda seconds: None)
     for _ in range(2500):
         counter.at_once(("api", None, 2))
@@ -47,7 +47,7 @@ def test_what_is_noted_is_bounded() -> None:
     assert numbers(counter)["api"] == {"acquired": 2500, "permits": 5000, "w10": 2500}
 
 
-def test_threads_that_count_while_it_is_taken_lose_nothing() -> None:
+def test_threads_lose_no_count_during_take() -> None:
     counter, each, threads = Counter(lambda seconds: None), 150_000, 4
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -69,7 +69,7 @@ def test_threads_that_count_while_it_is_taken_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("fork_is_told", [True, False], ids=["by python", "by a server that tells nobody"])
-def test_a_child_counts_its_own_alone(fork_is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_counts_only_its_own_calls(fork_is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     due: list[float] = []
     counter = Counter(due.append)
     counter.at_once(("parents", None, 1))

@@ -21,7 +21,7 @@ from celery_ratelimit.limiter.operation import batches
         (True, [1, 1], 9, 10, [[1], [1]]),
     ],
 )
-def test_groups_are_bounded_and_keep_the_order(
+def test_batches_are_bounded_and_keep_the_order(
     alone: bool, sizes: list[int], most: int, largest: float, expected: list[list[int]]
 ) -> None:
     assert batches(alone, sizes, most, largest, lambda size: size) == expected

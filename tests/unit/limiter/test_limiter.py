@@ -43,12 +43,12 @@ def limiter() -> Limiter:
         ("tenant", "limit 'tenant' is kept by key: pass key="),
     ],
 )
-def test_what_names_no_bucket_is_an_error(limiter: Limiter, operation: str, limits: Any, why: str) -> None:
+def test_request_without_a_bucket_is_an_error(limiter: Limiter, operation: str, limits: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         getattr(limiter, operation)(limits)
 
 
-def test_without_quotas_the_error_says_so() -> None:
+def test_unknown_quota_without_any_quota() -> None:
     with pytest.raises(ConfigurationError, match="none is defined"):
         Limiter(NoStore(port=1)).acquire("stripe")
 
@@ -66,7 +66,7 @@ def test_law_8_a_cost_above_the_burst_is_never_asked(limiter: Limiter, operation
         getattr(limiter, operation)("stripe", cost=11)
 
 
-def test_a_cost_from_a_tasks_arguments_has_to_be_passed(limiter: Limiter) -> None:
+def test_cost_from_arguments_has_to_be_passed(limiter: Limiter) -> None:
     with pytest.raises(ConfigurationError, match=r"'tokens' takes its cost from a task's arguments: pass cost="):
         limiter.acquire("tokens")
 
@@ -104,13 +104,13 @@ def answer(allowed: bool, retry_after: float) -> Decision:
     return Decision(allowed, 1, 0, retry_after, retry_after, None if allowed else "stripe")
 
 
-def test_a_call_without_patience_asks_once_and_keeps_nothing() -> None:
+def test_acquire_without_max_wait_calls_once() -> None:
     limiter = Scripted(answer(False, 3.0))
     assert limiter.acquire("stripe") == answer(False, 3.0)
     assert limiter.asked == [("", 0.0, 0.0)]
 
 
-def test_a_blocking_call_returns_to_its_slot_under_one_id_and_takes_a_second_ahead_at_most() -> None:
+def test_blocking_acquire_keeps_one_id_and_looks_ahead_one_second() -> None:
     limiter = Scripted(answer(False, 0.0), answer(False, 0.0), answer(True, 0.0))
     assert limiter.acquire("stripe", max_wait=60).allowed
     ids, horizons, claims = zip(*limiter.asked, strict=True)
@@ -121,13 +121,13 @@ def test_a_blocking_call_returns_to_its_slot_under_one_id_and_takes_a_second_ahe
     assert not limiter.forgotten
 
 
-def test_a_blocking_call_whose_slot_has_moved_too_far_gives_it_back() -> None:
+def test_blocking_acquire_drops_a_slot_beyond_max_wait() -> None:
     limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
     assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
     assert limiter.forgotten == [limiter.asked[0][0]]
 
 
-def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() -> None:
+def test_refused_acquire_without_a_slot_drops_nothing() -> None:
     for refused in (answer(False, 61.0), replace(answer(False, 0.5), queue_full=True)):
         limiter = Scripted(refused)
         assert limiter.acquire("stripe", max_wait=60) == refused
@@ -135,7 +135,7 @@ def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() ->
         assert not limiter.forgotten
 
 
-def test_an_outage_while_a_slot_is_given_back_does_not_hide_the_refusal() -> None:
+def test_outage_while_dropping_a_slot_keeps_the_refusal() -> None:
     limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
 
     def fails(demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
@@ -147,7 +147,7 @@ def test_an_outage_while_a_slot_is_given_back_does_not_hide_the_refusal() -> Non
     assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
 
 
-def test_a_call_that_has_slept_until_its_permit_is_good_need_not_wait() -> None:
+def test_blocking_acquire_sleeps_until_its_permit_is_valid() -> None:
     decision = Scripted(replace(answer(True, 0.02), reset_after=0.05)).acquire("stripe", max_wait=60)
     assert (decision.allowed, decision.retry_after) == (True, 0.0)
     assert decision.reset_after == pytest.approx(0.03)
@@ -162,7 +162,7 @@ def test_two_blocking_calls_never_share_an_id() -> None:
     assert horizon == pytest.approx(0.5, abs=0.1), "never ahead of what the caller would wait"
 
 
-def test_a_quota_is_named_once_and_read_once() -> None:
+def test_resolved_quota_is_cached_until_it_changes() -> None:
     limiter = Limiter(NoStore(port=1), quotas={"api": "1000/s", "tenant": {"rate": "5/s", "key": "{tenant_id}"}})
     reader = limiter._reader
     assert reader.quota("api") is reader.quota("api")
@@ -176,13 +176,13 @@ def test_a_quota_is_named_once_and_read_once() -> None:
     assert reader.quota("api").name == "api"
 
 
-def test_a_call_that_is_to_wait_as_long_as_it_takes_does() -> None:
+def test_acquire_with_max_wait_none_waits_without_end() -> None:
     limiter = Scripted(answer(False, 0.0), answer(True, 0.0))
     assert limiter.acquire("stripe", max_wait=None)
     assert all(claim > 1e8 for _, _, claim in limiter.asked)
 
 
-def test_no_limit_at_all_is_an_error() -> None:
+def test_empty_list_of_limits_is_an_error() -> None:
     for ask in (Limiter.from_url("redis://127.0.0.1:1/0").acquire, Limiter.from_url("redis://127.0.0.1:1/0").reset):
         with pytest.raises(ConfigurationError, match="no limit was named"):
             ask([])

@@ -46,7 +46,7 @@ def test_both_limiters_have_the_same_methods() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in dir(Limiter) if not name.startswith("_")])
-def test_what_a_method_shows_is_what_its_operation_says(name: str) -> None:
+def test_method_shows_signature_and_docstring_of_its_operation(name: str) -> None:
     written = inspect.getattr_static(Limiter, name)
     if not isinstance(written, limiter_method):
         return
@@ -60,19 +60,19 @@ def test_what_a_method_shows_is_what_its_operation_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
-def test_a_block_waits_for_ever_and_acquire_does_not_wait(kind: type) -> None:
+def test_default_max_wait_of_blocks_and_acquire(kind: type) -> None:
     default = {name: inspect.signature(public(kind)[name]).parameters["max_wait"].default for name in WAITING}
     assert default == WAITING
 
 
-def test_the_attributes_of_a_limiter() -> None:
+def test_public_attributes_of_a_limiter() -> None:
     limiters = Limiter.from_url("redis://127.0.0.1:1/0"), AsyncLimiter.from_url("redis://127.0.0.1:1/0")
     for limiter in limiters:
         data = {name for name in dir(limiter) if not name.startswith("_") and not callable(getattr(limiter, name))}
         assert data | {"client"} == {"client", "prefix", "quotas"}
 
 
-def test_what_methods_return_and_raise_is_importable() -> None:
+def test_public_types_are_importable() -> None:
     import celery_ratelimit
     from celery_ratelimit.counts.figures import Stats
     from celery_ratelimit.errors import StoreMisconfigured

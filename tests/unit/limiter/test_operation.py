@@ -44,7 +44,7 @@ def driven(operation: Operation[Any]) -> tuple[list[str], Any]:
         ([("", "a"), ("b",)], ["ab"], [["a"], ["b"]]),
     ],
 )
-def test_a_step_of_all_is_one_round_trip(operations: Any, trips: list[str], results: Any) -> None:
+def test_parallel_steps_share_a_round_trip(operations: Any, trips: list[str], results: Any) -> None:
     assert driven(at_once(*[asking(*steps) for steps in operations])) == (trips, results)
 
 
@@ -53,7 +53,7 @@ def test_operations_at_once_are_an_operation() -> None:
     assert (trips, results) == (["acd", "be"], [[["a", "b"], ["c"]], ["d", "e"]])
 
 
-def test_an_error_of_one_ends_all() -> None:
+def test_error_of_one_operation_ends_all() -> None:
     def failing() -> Operation[None]:
         yield from asking("a")
         raise LookupError("no such limit")

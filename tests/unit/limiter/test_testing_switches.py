@@ -41,7 +41,7 @@ def limiter() -> Limiter:
     return Limiter.from_url("redis://127.0.0.1:1/0")
 
 
-def test_everything_passes_and_nothing_is_taken(limiter: Limiter) -> None:
+def test_set_testing_allows_everything_and_takes_nothing(limiter: Limiter) -> None:
     with set_testing():
         for _ in range(10):
             decision = limiter.acquire([RATE, WINDOW, PLACES], max_wait=9)
@@ -60,7 +60,7 @@ def test_everything_passes_and_nothing_is_taken(limiter: Limiter) -> None:
         limiter.ping()
 
 
-def test_nothing_is_there_to_give_back(limiter: Limiter) -> None:
+def test_set_testing_has_nothing_to_give_back(limiter: Limiter) -> None:
     with set_testing():
         decision = limiter.acquire([RATE, PLACES])
         assert limiter.cancel(RATE, id="one") is False
@@ -70,7 +70,7 @@ def test_nothing_is_there_to_give_back(limiter: Limiter) -> None:
     assert limiter.renew(decision) is True
 
 
-def test_nothing_passes(limiter: Limiter) -> None:
+def test_throttle_all_refuses_everything(limiter: Limiter) -> None:
     with throttle_all():
         for call in (limiter.acquire, limiter.peek):
             refused = call([RATE, PLACES])
@@ -82,7 +82,7 @@ def test_nothing_passes(limiter: Limiter) -> None:
         assert (limiter.acquire_up_to(RATE, 7).allowed, limiter.acquire_up_to(RATE, 7).permits) == (False, 0)
 
 
-def test_whoever_would_wait_is_refused_at_once(limiter: Limiter) -> None:
+def test_throttle_all_refuses_waiting_calls_at_once(limiter: Limiter) -> None:
     began = time.monotonic()
     with throttle_all(retry_after=60.5):
         assert limiter.acquire(RATE, max_wait=100).retry_after == 60.5
@@ -91,7 +91,7 @@ def test_whoever_would_wait_is_refused_at_once(limiter: Limiter) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_the_form_without_a_block_stays_until_it_is_switched_off(limiter: Limiter) -> None:
+def test_switch_without_a_block_stays_on(limiter: Limiter) -> None:
     throttle_all(retry_after=5)
     assert limiter.acquire(RATE).retry_after == 5.0
     set_testing(True)
@@ -112,24 +112,24 @@ def test_blocks_may_be_nested(limiter: Limiter) -> None:
     assert not StoreRunner.is_fake
 
 
-def test_a_block_that_raises_switches_off_too() -> None:
+def test_raising_block_switches_off() -> None:
     with pytest.raises(ZeroDivisionError), throttle_all():
         _ = 1 / 0
     assert not StoreRunner.is_fake
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_a_refusal_is_for_some_time(seconds: float) -> None:
+def test_throttle_all_needs_a_positive_time(seconds: float) -> None:
     with pytest.raises(ConfigurationError, match="more than 0 seconds"):
         throttle_all(retry_after=seconds)
 
 
-def test_what_is_wrong_is_wrong_still(limiter: Limiter) -> None:
+def test_set_testing_still_checks_arguments(limiter: Limiter) -> None:
     with set_testing(), pytest.raises(ConfigurationError, match="no quota named 'strpe'"):
         limiter.acquire("strpe")
 
 
-def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) -> None:
+def test_call_for_a_slot_alone_gets_no_permit(limiter: Limiter) -> None:
     """It asks so while no pool process is free: as the script does, the answer is that a permit is there now."""
     demands = [LimitRequest(RATE, "rate")]
     with set_testing():
@@ -140,7 +140,7 @@ def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) ->
         assert (slot.allowed, slot.retry_after) == (False, 7.0)
 
 
-def test_a_worker_keeps_no_lease_of_what_was_not_taken(limiter: Limiter) -> None:
+def test_set_testing_holds_no_lease(limiter: Limiter) -> None:
     leases = LeaseKeeper(limiter._asker)
     demand = LimitRequest(PLACES, "places")
     with set_testing():
@@ -150,7 +150,7 @@ def test_a_worker_keeps_no_lease_of_what_was_not_taken(limiter: Limiter) -> None
     leases.end("task")
 
 
-def test_asyncio() -> None:
+def test_switches_of_the_async_limiter() -> None:
     async def main() -> list[Any]:
         async with AsyncLimiter.from_url("redis://127.0.0.1:1/0") as limiter:
             with set_testing():

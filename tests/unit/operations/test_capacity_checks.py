@@ -38,18 +38,18 @@ POOLS = {"w0": {"takes": {"a": 1.0, "other": 99.0}}, "w1": {"takes": {"a": 3.0, 
         (("unknown",), (("task", "unknown", 30.0),), None),
     ],
 )
-def test_how_long_a_task_takes(tasks: tuple[str, ...], users: Any, takes: float | None) -> None:
+def test_mean_runtime_of_a_limit(tasks: tuple[str, ...], users: Any, takes: float | None) -> None:
     assert _takes(owned(*tasks), POOLS, stats(*users)) == takes
 
 
-def test_what_a_call_costs() -> None:
+def test_mean_cost_of_a_call() -> None:
     assert _cost(owned(cost=3), stats(started=5, permits=50)) == 3
     assert _cost(owned(cost="size"), stats(started=5, permits=50)) == 10
     assert _cost(owned(cost="size"), stats()) == 1
 
 
 @pytest.mark.parametrize(("is_green", "processes"), [(True, 100), (False, 3)])
-def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
+def test_pool_status_of_a_worker(is_green: bool, processes: int) -> None:
     greenlets = SimpleNamespace(size=100)  # as of gevent and eventlet, once they have grown from ten
     pool = SimpleNamespace(is_green=is_green, limit=10, num_processes=3, _pool=greenlets)
     consumer = SimpleNamespace(pool=pool, task_consumer=SimpleNamespace(queues=[SimpleNamespace(name="celery")]))
@@ -74,5 +74,5 @@ def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
         ("redis://h:port/0", "redis://h/0", False),
     ],
 )
-def test_which_server_a_url_means(one: str, other: Any, same: bool) -> None:
+def test_urls_of_the_same_server_are_recognized(one: str, other: Any, same: bool) -> None:
     assert (_server_of(one) == _server_of(other)) is same

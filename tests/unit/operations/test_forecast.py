@@ -62,7 +62,7 @@ def test_the_slower_of_limit_and_workers_decides(
         (bucket(), Throughput(60.0, 0, 20.0), "", "no task has started for 1 min"),
     ],
 )
-def test_where_none_can_be_known_there_is_a_reason(
+def test_unknown_forecast_gives_a_reason(
     standing: BucketStatus, throughput: Throughput, held_up: str, reason: str
 ) -> None:
     found = forecast(3, standing, throughput, held_up)
@@ -83,14 +83,12 @@ def test_where_none_can_be_known_there_is_a_reason(
         (bucket(remaining=60, size=60, algorithm="sliding_log"), 2.05, 1.205 + 3.0),
     ],
 )
-def test_permits_of_a_burst_are_there_at_once_and_a_window_is_not_even(
-    standing: BucketStatus, seconds: float, band: float
-) -> None:
+def test_forecast_of_bursts_and_windows(standing: BucketStatus, seconds: float, band: float) -> None:
     found = forecast(100, standing, NONE)
     assert (found.seconds, found.band) == (pytest.approx(seconds), pytest.approx(band))
 
 
-def test_what_may_be_wrong_grows_with_the_wait_and_with_fewer_permits_that_were_measured() -> None:
+def test_band_grows_with_the_wait_and_with_fewer_measured_permits() -> None:
     assert forecast(100, bucket(), NONE).band == pytest.approx(1.5)
     many, few = [
         forecast(100, bucket(interval=0.0), Throughput(seconds, permits))
@@ -101,7 +99,7 @@ def test_what_may_be_wrong_grows_with_the_wait_and_with_fewer_permits_that_were_
     assert few.band == pytest.approx(50 * (0.1 + 2 / 20**0.5 + 1 / 10) + 1)
 
 
-def test_throughput_is_measured_for_as_long_as_the_backlog_is_there() -> None:
+def test_throughput_window_follows_the_age_of_the_backlog() -> None:
     assert [window(age) for age in (float("-inf"), 0.0, 6.9, 7.0, 12.5, 1000.0)] == [0.0, 0.0, 0.0, 5.0, 10.0, 60.0]
 
 

@@ -72,7 +72,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
 NAME = TEXT | st.text("{}ab!#%", max_size=12) | st.builds("{}{{{}}}{}".format, TEXT, TEXT, TEXT)
 
 
-def test_awkward_names_and_keys_have_buckets_of_their_own() -> None:
+def test_awkward_names_and_keys_have_separate_buckets() -> None:
     assert len(set(AWKWARD)) == len(AWKWARD)
     seen = {name_of: (name, key) for name in AWKWARD for key in AWKWARD for name_of in bucket_keys("p", name, key)}
     assert len(seen) == 2 * len(AWKWARD) ** 2
@@ -118,7 +118,7 @@ def test_a_hash_tag_in_a_name_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}", "{", "}", "a}{b", "{}{a}", "}{a}", "{{a}}"])
-def test_what_is_no_hash_tag_to_redis_is_none(name: str) -> None:
+def test_invalid_hash_tag_is_escaped(name: str) -> None:
     assert hash_tag(name) == escape(name)
 
 

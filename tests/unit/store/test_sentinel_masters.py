@@ -47,7 +47,7 @@ def ask_all(master: Master) -> None:
             continue
 
 
-def test_the_newest_epoch_is_believed_wherever_it_is_said(master: Master, sentinels: list[Said]) -> None:
+def test_newest_epoch_wins(master: Master, sentinels: list[Said]) -> None:
     ask_all(master)
     assert master.address == ONE
     for number in range(3):
@@ -56,7 +56,7 @@ def test_the_newest_epoch_is_believed_wherever_it_is_said(master: Master, sentin
         assert master.address == sentinels[number].address
 
 
-def test_who_is_cut_off_is_not_believed_for_ever(master: Master, sentinels: list[Said]) -> None:
+def test_unreachable_sentinel_is_forgotten(master: Master, sentinels: list[Said]) -> None:
     """Sentinels that were set up anew begin with the epoch 0."""
     sentinels[0].epoch, sentinels[0].address = 7, TWO
     ask_all(master)
@@ -66,7 +66,7 @@ def test_who_is_cut_off_is_not_believed_for_ever(master: Master, sentinels: list
     assert master.address == ONE
 
 
-def test_a_master_that_is_down_is_none(master: Master, sentinels: list[Said]) -> None:
+def test_master_that_is_down_counts_as_none(master: Master, sentinels: list[Said]) -> None:
     ask_all(master)
     sentinels[0].is_down = True
     ask_all(master)
@@ -76,9 +76,7 @@ def test_a_master_that_is_down_is_none(master: Master, sentinels: list[Said]) ->
     assert master.address is None
 
 
-def test_a_new_master_that_one_holds_to_be_down_is_not_left_for_the_old_one(
-    master: Master, sentinels: list[Said]
-) -> None:
+def test_new_master_reported_down_is_not_replaced_by_the_old_one(master: Master, sentinels: list[Said]) -> None:
     """The others have not heard of it yet."""
     sentinels[0].epoch, sentinels[0].address = 1, TWO
     ask_all(master)
@@ -87,7 +85,7 @@ def test_a_new_master_that_one_holds_to_be_down_is_not_left_for_the_old_one(
     assert master.address == TWO
 
 
-def test_a_sentinel_is_asked_when_the_store_was_used(master: Master, sentinels: list[Said]) -> None:
+def test_sentinel_is_queried_only_after_use(master: Master, sentinels: list[Said]) -> None:
     master.ask_if_used(0)
     sentinels[0].address = TWO
     master.ask_if_used(0)
@@ -98,7 +96,7 @@ def test_a_sentinel_is_asked_when_the_store_was_used(master: Master, sentinels: 
 
 
 @pytest.mark.parametrize("end", ["+switch-master", "-failover-abort-no-good-slave"])
-def test_a_move_is_under_way_from_the_choice_to_the_switch(
+def test_failover_lasts_from_selection_to_switch(
     master: Master, sentinels: list[Said], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -118,7 +116,7 @@ def test_a_move_is_under_way_from_the_choice_to_the_switch(
     assert not master.is_moving, "its end was not heard"
 
 
-def test_whose_connections_are_closed_while_it_reads_goes_on(
+def test_watcher_survives_closed_connections(
     master: Master, sentinels: list[Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``Limiter.close`` closes them from another thread, and redis-py then fails where it reads."""

@@ -41,7 +41,7 @@ def end(lost: Outage) -> None:
     lost._end(lost._over, [])
 
 
-def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]) -> None:
+def test_deferral_grows_while_the_store_only_seems_to_be_back(clock: list[float]) -> None:
     """The probe was served, and those who were deferred are not, each time that they come back."""
     lost = Outage(STORE, lambda callback: None, lambda: None)
     pauses = []
@@ -55,7 +55,7 @@ def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]
     assert pauses[-1] == LONGEST_DEFERRAL
 
 
-def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
+def test_separate_short_outages_do_not_add_up(clock: list[float]) -> None:
     lost = Outage(STORE, lambda callback: None, lambda: None)
     for _ in range(12):
         lost.begin(StoreUnavailable("no answer"))
@@ -65,7 +65,7 @@ def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
         clock[0] += PROBE_INTERVAL
 
 
-def test_another_outage_begins_anew(clock: list[float]) -> None:
+def test_later_outage_starts_with_a_short_deferral(clock: list[float]) -> None:
     lost = Outage(STORE, lambda callback: None, lambda: None)
     lost.begin(REFUSED)
     clock[0] += 20
@@ -76,9 +76,7 @@ def test_another_outage_begins_anew(clock: list[float]) -> None:
     assert lost.pause() == 1
 
 
-def test_an_error_that_ends_with_a_full_stop_is_said_with_one(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_line_has_one_full_stop(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     lost = Outage(STORE, lambda callback: None, lambda: None)
     lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."))
     assert "Connection refused. Limited tasks" in caplog.text

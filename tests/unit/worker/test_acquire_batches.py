@@ -23,7 +23,7 @@ def dedup_and_acquire(bench: Bench, task: Any, number: int, *, ahead: float = 0.
     return requests
 
 
-def test_who_comes_back_waits_for_those_behind_it_and_asks_with_them(bench: Bench) -> None:
+def test_returning_tasks_acquire_together_shortly_before_the_first_turn(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
     requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 4)
     assert bench.asked == []
@@ -33,17 +33,17 @@ def test_who_comes_back_waits_for_those_behind_it_and_asks_with_them(bench: Benc
     assert [request.ends for request in requests] == [["started"]] * 4
 
 
-def test_who_is_late_asks_at_once(bench: Bench) -> None:
+def test_late_returning_task_acquires_at_once(bench: Bench) -> None:
     dedup_and_acquire(bench, bench.task("retry", "r1"), 1, ahead=-0.05)
     assert bench.asked == [1]
 
 
-def test_who_was_called_long_before_its_turn_asks_at_once(bench: Bench) -> None:
+def test_returning_task_long_before_its_turn_acquires_at_once(bench: Bench) -> None:
     dedup_and_acquire(bench, bench.task("retry", "r1"), 1, ahead=600.0)
     assert bench.asked == [1]
 
 
-def test_the_first_that_is_refused_is_the_last_that_is_asked(bench: Bench) -> None:
+def test_a_batch_stops_at_the_first_refusal(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 0.1  # two permits, and then none for a tenth of a second
     requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 4)
     bench.run(0.031)
@@ -53,7 +53,7 @@ def test_the_first_that_is_refused_is_the_last_that_is_asked(bench: Bench) -> No
     assert [request.ends for request in requests] == [["started"]] * 4
 
 
-def test_near_a_store_a_line_asks_for_one_at_a_time(bench: Bench) -> None:
+def test_queue_near_the_store_acquires_one_permit_per_call(bench: Bench) -> None:
     bench.tats["r1"] = bench.now + 0.5
     task = bench.task("wait", "r1")
     for _ in range(5):
@@ -62,7 +62,7 @@ def test_near_a_store_a_line_asks_for_one_at_a_time(bench: Bench) -> None:
     assert set(bench.asked) == {1}
 
 
-def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_trips(bench: Bench) -> None:
+def test_queue_far_from_the_store_acquires_the_turns_of_ten_round_trips(bench: Bench) -> None:
     bench.tats["r1"] = bench.now + 0.5
     task = bench.task("wait", "r1")
     for _ in range(5):
@@ -72,7 +72,7 @@ def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_t
     assert 3 in bench.asked  # 0.25 seconds, and 0.1 from one to the next
 
 
-def test_a_store_that_is_very_far_is_asked_no_sooner_than_it_grants(bench: Bench) -> None:
+def test_very_distant_store_is_not_called_before_it_can_grant(bench: Bench) -> None:
     """Or it would say no, and be asked again at once."""
     bench.tats["r1"] = bench.now + 2.0
     bench.gate._store_calls.latency.round_trip = 0.5
@@ -82,14 +82,14 @@ def test_a_store_that_is_very_far_is_asked_no_sooner_than_it_grants(bench: Bench
     assert len(bench.asked) <= 3
 
 
-def test_a_place_is_taken_when_it_is_used(bench: Bench) -> None:
+def test_lease_is_acquired_when_it_is_used(bench: Bench) -> None:
     dedup_and_acquire(bench, bench.task("retry", "p1"), 3)
     bench.run(0.1)
     assert set(bench.asked) == {1}
     bench.finish()
 
 
-def test_who_has_ended_meanwhile_does_not_ask(bench: Bench) -> None:
+def test_revoked_request_leaves_the_batch(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
     requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 3)
     requests[1].is_revoked = True
@@ -97,7 +97,7 @@ def test_who_has_ended_meanwhile_does_not_ask(bench: Bench) -> None:
     assert (bench.asked, requests[1].ends) == ([2], ["revoked"])
 
 
-def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
+def test_error_of_one_request_of_a_batch_fails_it_alone(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
     requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 3)
     bench.at["start"] = [lambda: None, ZeroDivisionError("unforeseen")]
@@ -107,7 +107,7 @@ def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("closed", "end"), [(0.01, None), (0.5, "parked")])
-def test_a_newcomer_without_a_process_asks_for_no_slot(bench: Bench, closed: float, end: str | None) -> None:
+def test_new_request_without_a_free_process_reserves_no_slot(bench: Bench, closed: float, end: str | None) -> None:
     """It waits, or is parked where its limit is closed for longer than it may be held."""
     bench.processes, bench.mean_runtime = 1, lambda name: 5.0  # type: ignore[method-assign]
     task = bench.task("retry", "r1")

@@ -19,7 +19,7 @@ from celery_ratelimit.worker.bootstep import GateStep
 from tests.unit.worker.gate_bench import Bench
 
 
-def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is_acknowledged() -> None:
+def test_pending_acknowledgement_is_sent_when_the_worker_closes() -> None:
     """As Celery before 5.7 keeps it where it has no event loop; what has run would come once more."""
     said: list[str] = []
     consumer: Any = Consumer.__new__(Consumer)
@@ -35,7 +35,7 @@ def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is
     assert said == ["let go", "ended", "let go", "acknowledged"]
 
 
-def test_threads_for_the_store_end_with_the_worker() -> None:
+def test_store_threads_end_with_the_worker() -> None:
     timers = SimpleNamespace(call_soon_wakes_loop=True, call_soon=lambda call: None, guarded=lambda call: call)
     worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(no_event_loop=False))
     calls = StoreCalls(worker, None)  # type: ignore[arg-type]
@@ -55,7 +55,9 @@ def test_threads_for_the_store_end_with_the_worker() -> None:
 
 @pytest.mark.parametrize("name", ["should_stop", "should_terminate"])
 @pytest.mark.parametrize("exitcode", [0, 1, True])
-def test_a_stop_has_begun_when_celery_says_so(monkeypatch: pytest.MonkeyPatch, name: str, exitcode: Any) -> None:
+def test_worker_is_stopping_when_celery_sets_a_stop_flag(
+    monkeypatch: pytest.MonkeyPatch, name: str, exitcode: Any
+) -> None:
     worker: Any = Worker.__new__(Worker)
     for flag in ("should_stop", "should_terminate"):
         monkeypatch.setattr(state, flag, None)
@@ -67,9 +69,7 @@ def test_a_stop_has_begun_when_celery_says_so(monkeypatch: pytest.MonkeyPatch, n
 
 
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
-def test_nothing_starts_and_no_permit_is_taken_once_a_stop_has_begun(
-    monkeypatch: pytest.MonkeyPatch, throttle: str
-) -> None:
+def test_stopping_worker_starts_and_acquires_nothing(monkeypatch: pytest.MonkeyPatch, throttle: str) -> None:
     bench = Bench(monkeypatch, processes=1)
     task, plain = bench.task(throttle, "place"), bench.task("plain")
     running = bench.come(task)
@@ -89,7 +89,7 @@ def test_nothing_starts_and_no_permit_is_taken_once_a_stop_has_begun(
     bench.check_empty()
 
 
-def test_a_permit_whose_answer_comes_after_a_stop_has_begun_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permit_granted_after_a_stop_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.at["ask"] = [lambda: setattr(bench.gate.worker, "is_stopping", True)]
     request = bench.come(bench.task("wait", "place"))
@@ -101,7 +101,7 @@ def test_a_permit_whose_answer_comes_after_a_stop_has_begun_is_not_used(monkeypa
 
 
 @pytest.mark.parametrize("error", [None, SystemExit(1)])
-def test_from_the_beginning_of_a_soft_shutdown_nothing_starts_and_ends_are_looked_for(error: Any) -> None:
+def test_soft_shutdown_stops_starts_and_polls_for_ends(error: Any) -> None:
     polls: list[bool] = []
     polled = threading.Event()
 

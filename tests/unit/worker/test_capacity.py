@@ -61,9 +61,7 @@ def capacity(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -
         ((4, -3, "0.001"), (), "5", False),
     ],
 )
-def test_whether_a_permit_may_be_taken(
-    pool: tuple[object, ...], grants: tuple[float, ...], taking: str, may: bool
-) -> None:
+def test_permit_needs_a_process(pool: tuple[object, ...], grants: tuple[float, ...], taking: str, may: bool) -> None:
     assert capacity(*pool, grants=grants, taking=taking).has_for_permit(NOW) is may
 
 
@@ -95,13 +93,13 @@ def test_whether_a_permit_may_be_taken(
         ((2, 1, "0.001", NOW, False), (), "0.001", 0, NEVER, True),
     ],
 )
-def test_whether_an_unlimited_task_may_start(
+def test_unlimited_task_needs_an_unreserved_process(
     pool: tuple[object, ...], grants: tuple[float, ...], name: str, claims: int, turn: float, may: bool
 ) -> None:
     assert capacity(*pool, grants=grants).for_unlimited(NOW, name, claims=claims, turn=turn) is may
 
 
-def test_a_promise_is_taken_back() -> None:
+def test_removed_reservation_frees_its_process() -> None:
     made = capacity(4, 1, grants=(0.0, 0.05))
     assert not made.has_for_permit(NOW)
     made.reservations.remove(NOW)
@@ -109,7 +107,7 @@ def test_a_promise_is_taken_back() -> None:
     assert not made.has_for_permit(NOW + 0.05)
 
 
-def test_a_turn_is_known_until_its_task_comes_or_is_late() -> None:
+def test_expected_turn_lasts_until_its_task_returns_or_is_late() -> None:
     turns = capacity(4, 4).turns
     assert turns.next(NOW) == NEVER
     turns.expect("b", "5", NOW + 0.5, NOW)
@@ -124,7 +122,7 @@ def test_a_turn_is_known_until_its_task_comes_or_is_late() -> None:
     assert turns.next(NOW + 2) == NEVER
 
 
-def test_turn_of_a_queue_is_known_until_the_queue_is_moved_on_however_late_the_worker_is() -> None:
+def test_expected_turn_of_a_queue_does_not_expire() -> None:
     made = capacity(4, 4)
     made.turns.expect_queue("queue 1", "0.1", NOW + 0.5, NOW)
     assert made.turns.next(NOW + 60) == NOW + 0.5
@@ -133,7 +131,7 @@ def test_turn_of_a_queue_is_known_until_the_queue_is_moved_on_however_late_the_w
     assert made.turns.next(NOW + 60) == NEVER
 
 
-def test_long_task_leaves_a_process_to_a_briefer_one_that_waits_for_one() -> None:
+def test_long_task_leaves_a_process_to_a_waiting_briefer_task() -> None:
     """Two queues wait for a process, and the queue of the long task has waited longer."""
     made = capacity(4, 4)
     for number in (1, 2):
@@ -147,7 +145,7 @@ def test_long_task_leaves_a_process_to_a_briefer_one_that_waits_for_one() -> Non
     assert made.kept_for_briefer(NOW, "5") == 0
 
 
-def test_past_turns_are_forgotten_where_nothing_asks_for_the_next_one() -> None:
+def test_past_turns_do_not_accumulate() -> None:
     turns = capacity(4, 4).turns
     for number in range(1000):
         turns.expect(str(number), "5", NOW + number + 1, NOW + number)
@@ -174,7 +172,7 @@ def test_past_turns_are_forgotten_where_nothing_asks_for_the_next_one() -> None:
         ("0.004", "0.0001", 0.001, 0),  # brief enough itself
     ],
 )
-def test_a_long_task_leaves_a_process_to_a_briefer_one_whose_turn_comes(
+def test_long_task_leaves_a_process_to_a_briefer_task_with_a_turn(
     name: str, other: str, turn: float, kept: int
 ) -> None:
     for pool in ((2, 1), (4, 1)):
@@ -185,7 +183,7 @@ def test_a_long_task_leaves_a_process_to_a_briefer_one_whose_turn_comes(
         assert made.free(NOW, name) == 1 - kept
 
 
-def test_of_two_tasks_at_most_one_leaves_a_process_to_the_other() -> None:
+def test_two_tasks_never_wait_for_one_another() -> None:
     """Brief tasks that took 20 ms on a busy machine, and a long one that has not ended yet, waited for one another."""
     names = ["0.001", "0.01", "0.05", "0.2", "0.6", "2", "30", "inf"]
     for one, other in itertools.combinations(names, 2):
@@ -202,25 +200,25 @@ def keeper(*, keeps: bool = True) -> PoolCapacity:
     return made
 
 
-def test_a_single_process_is_kept_by_one_worker_of_the_fleet() -> None:
+def test_only_process_is_kept_by_one_worker_of_the_fleet() -> None:
     assert not keeper().has_for_permit(NOW, "2")
     assert keeper(keeps=False).has_for_permit(NOW, "2")
 
 
-def test_one_long_task_at_a_time_has_the_process_that_was_kept_for_long() -> None:
+def test_long_tasks_get_a_bounded_share_of_a_kept_process() -> None:
     """Not each that has waited for long: beside a long backlog of both, they would have it one after the other."""
     made, pause = keeper(), round(2 / LEAST_SHARE)
     went = [second for second in range(3 * pause) if made.has_for_permit(NOW + second, "2")]
     assert went == [pause, 2 * pause], "long tasks do not starve, and starve no brief ones"
 
 
-def test_the_time_for_which_a_process_is_kept_begins_anew() -> None:
+def test_keep_time_restarts_after_a_gap() -> None:
     made, pause = keeper(), 2 / LEAST_SHARE
     assert not made.has_for_permit(NOW, "2")
     assert not made.has_for_permit(NOW + 2 * pause, "2"), "no brief task was known in between"
 
 
-def test_a_worker_that_keeps_its_only_process_returns_long_tasks_as_fast_as_the_others_can_start_them() -> None:
+def test_long_tasks_are_returned_at_the_pace_of_the_other_workers() -> None:
     made = keeper()
     returned = [tenth for tenth in range(100) if made.gives_back(NOW + tenth / 10, "12")]
     assert returned == list(range(0, 100, 10)), "each of six takes one in 12 s, and twice as often one is offered"
@@ -231,7 +229,7 @@ def test_a_worker_that_keeps_its_only_process_returns_long_tasks_as_fast_as_the_
     assert not several.gives_back(NOW, "12"), "its other processes run long tasks"
 
 
-def test_a_backlog_is_known_for_some_turns_of_each_worker() -> None:
+def test_expected_backlog_lasts_some_turns_per_worker() -> None:
     turns = ExpectedTurns(float, lambda: 3)
     turns.expect_backlog("0.01", NOW + 0.1, 0.5, NOW)
     assert turns.next(NOW) == NEVER, "it may come to another worker"
@@ -240,7 +238,7 @@ def test_a_backlog_is_known_for_some_turns_of_each_worker() -> None:
     assert turns.next_briefer("2", NOW + 3.2) == NEVER
 
 
-def test_a_backlog_stays_known_while_the_worker_receives_no_returning_tasks() -> None:
+def test_expected_backlog_pauses_with_the_return_queues() -> None:
     turns = ExpectedTurns(float)
     turns.expect_backlog("0.01", NOW, 0.05, NOW)
     turns.pause(NOW + 0.5)
@@ -249,7 +247,7 @@ def test_a_backlog_stays_known_while_the_worker_receives_no_returning_tasks() ->
     assert turns.next_briefer("2", NOW + 60.6) == NEVER
 
 
-def test_a_worker_that_was_busy_for_long_listens_before_a_long_task_has_its_last_process() -> None:
+def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() -> None:
     made = capacity(2, 1)
     made.note_saturated(NOW - 5, saturated=True)
     made.note_saturated(NOW, saturated=False)
@@ -257,7 +255,7 @@ def test_a_worker_that_was_busy_for_long_listens_before_a_long_task_has_its_last
     assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of what it takes"
 
 
-def test_a_worker_listens_until_the_first_task_has_come_back() -> None:
+def test_listening_ends_with_the_first_returned_task() -> None:
     """Listening for longer it would receive the tasks behind that one, and send them back when it is busy again."""
     made = capacity(2, 1)
     made.note_saturated(NOW - 5, saturated=True)

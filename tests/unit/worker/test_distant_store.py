@@ -34,7 +34,7 @@ def away(seconds: float) -> StoreLatency:
     return distance
 
 
-def test_how_far_it_is_is_a_mean() -> None:
+def test_latency_is_a_mean_that_ignores_outliers() -> None:
     distance = StoreLatency()
     distance.note(0.008)
     assert distance.round_trip == 0.001, "one slow answer says little"
@@ -42,7 +42,7 @@ def test_how_far_it_is_is_a_mean() -> None:
     assert away(30.0).round_trip == pytest.approx(0.1), "an outage says nothing"
 
 
-def test_a_store_that_is_near_answers_at_once_now_and_then() -> None:
+def test_one_quick_reply_within_sixteen_marks_the_store_as_near() -> None:
     """However long its other answers take, since it or the worker is busy."""
     latency = StoreLatency()
     assert not latency.is_worth_threads
@@ -74,19 +74,19 @@ def pool(*jobs: tuple[str, float]) -> Pool:
     ("interval", "permits"),
     [(0.0, 8), (0.001, 4), (0.005, 6), (0.0125, 8), (1.0, 8)],  # a task takes 50 ms, and there are four processes
 )
-def test_permits_close_upon_each_other_are_as_many_as_processes_end_meanwhile(interval: float, permits: int) -> None:
+def test_max_permits_counts_processes_that_free_within_the_interval(interval: float, permits: int) -> None:
     some = pool()
     some._mean_runtimes["half"] = AHEAD / 2
     assert PoolCapacity(some).max_permits(NOW, "half", interval) == permits
 
 
-def test_tasks_that_are_brief_may_stand_behind_one_another() -> None:
+def test_max_permits_of_brief_tasks_exceeds_the_processes() -> None:
     """With a limit that does not bind turns are at once: a store that is 2 ms away had been asked for four by four."""
     some = pool()
     assert PoolCapacity(some).max_permits(NOW, "short", 1e-6) == PoolCapacity(some).max_permits(NOW, "short") == 100
 
 
-def test_processes_that_are_busy_end_meanwhile_as_well() -> None:
+def test_max_permits_counts_busy_processes_that_end() -> None:
     """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
     some = pool(*[("brief", 0.0)] * 3)
     some._mean_runtimes["brief"] = AHEAD / 5
@@ -103,7 +103,7 @@ class Channel:
         self.asked += 1
 
 
-def test_a_worker_that_is_late_asks_for_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_worker_pauses_receiving_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, late, channel = [NOW], [False], Channel()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     pause_while(channel, lambda: late[0])
@@ -124,13 +124,13 @@ def test_a_worker_that_is_late_asks_for_nothing_for_a_while(monkeypatch: pytest.
     assert channel.asked == 3
 
 
-def test_other_brokers_send_what_they_like() -> None:
+def test_channel_without_polling_is_not_patched() -> None:
     channel = SimpleNamespace()
     pause_while(channel, lambda: True)
     assert vars(channel) == {}
 
 
-def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_pool_does_not_make_the_worker_late(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, processes=1)
     bench.come(bench.task("unlimited"))
     bench.tats["r1"] = bench.now - 5.0
@@ -144,7 +144,7 @@ def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkey
     assert not bench.is_late()
 
 
-def test_it_is_late_too_where_the_store_is_near_and_tasks_are_brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_is_late_when_a_brief_task_has_not_been_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process has ended, or does in a moment: the worker hears of it when it has nothing else to do."""
     bench = Bench(monkeypatch, processes=1)
     bench.mean_runtime = lambda name: 0.002  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ API = LimitRequest(Limit("100/s", name="api"), "api")
 BUCKET = ("api", "")
 
 
-def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_request_stands_behind_the_last_returned_task_until_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     occupied = OccupiedBucketCache({"api": API.limit})
@@ -183,7 +183,7 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
     assert occupied.lot_of([API]) is None
 
 
-def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_of_the_oldest_buckets_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_ratelimit.backlog.tuning.MAX_KNOWN_BUCKETS", 3)
     occupied, soon = OccupiedBucketCache({"api": API.limit}), time.monotonic() + 60.0
     for number in range(5):
@@ -191,7 +191,7 @@ def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPa
     assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
 
 
-def test_rates_that_change_void_what_is_known_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_rate_forgets_known_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, processes=1)
     forgotten: list[Any] = []
     bench.forget_turns = forgotten.append  # type: ignore[method-assign]
@@ -234,7 +234,7 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
     assert asked(attendant._take_due(float("inf")))
 
 
-def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(
+def test_empty_backlog_parks_requests_that_precede_returned_tasks(
     attendant: ReturnScheduler,
 ) -> None:
     parts: list[tuple[set[str], bool]] = []
@@ -255,12 +255,12 @@ def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_le
     assert parts == [({"api", "other"}, True), ({"api"}, False), ({"other"}, True)]
 
 
-def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: ReturnScheduler) -> None:
+def test_returned_task_of_a_concurrency_limit_closes_no_bucket(attendant: ReturnScheduler) -> None:
     let_out(attendant, "places")
     assert not attendant.occupied.is_closed(("places", ""))
 
 
-def test_a_look_tells_what_was_noted_a_while_ago(attendant: ReturnScheduler) -> None:
+def test_poll_reports_what_was_noted_earlier(attendant: ReturnScheduler) -> None:
     lots: Any = attendant.parking
     told: list[bool] = []
 

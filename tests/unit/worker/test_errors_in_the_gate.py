@@ -25,7 +25,7 @@ def one_with_permit(bench: Bench, *names: str) -> Any:
     return request
 
 
-def test_a_task_whose_end_cannot_be_told_when_its_permit_is_good_ends_alone(bench: Bench) -> None:
+def test_error_while_a_granted_task_starts_fails_it_alone(bench: Bench) -> None:
     """It has expired, and its result backend raises what it likes."""
     request = one_with_permit(bench)
     others = [bench.come(bench.task("wait", "r1")) for _ in range(2)]
@@ -37,7 +37,7 @@ def test_a_task_whose_end_cannot_be_told_when_its_permit_is_good_ends_alone(benc
     assert [each.ends for each in others] == [["started"], ["started"]]
 
 
-def test_what_has_one_cause_is_raised_when_a_task_ends_too(bench: Bench) -> None:
+def test_error_in_acquire_and_in_drop_slot_fails_one_task(bench: Bench) -> None:
     """Whoever cannot ask the store for a task cannot give back its slot either."""
     bench.tats["r1"] = bench.now + 5.0
     first, *others = [bench.come(bench.task("wait", "r1")) for _ in range(3)]
@@ -50,7 +50,7 @@ def test_what_has_one_cause_is_raised_when_a_task_ends_too(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("lose", [False, True])
-def test_a_place_that_was_not_used_in_time_is_free_while_its_task_waits_for_a_process(bench: Bench, lose: bool) -> None:
+def test_unused_lease_is_released_while_its_task_waits_for_a_process(bench: Bench, lose: bool) -> None:
     one_with_permit(bench, "p1")
     assert bench.concurrency_leases["p1"], "it has one"
     for _ in range(bench.processes):
@@ -69,9 +69,7 @@ def test_a_place_that_was_not_used_in_time_is_free_while_its_task_waits_for_a_pr
     [("retry", "ask"), ("wait", "ask"), ("retry", "revoked"), ("wait", "revoked"), ("retry", "may run")],
 )
 @pytest.mark.parametrize("wait", [0.0, 0.015])
-def test_nothing_is_left_of_whoever_was_at_hand_when_the_connection_was_lost(
-    bench: Bench, kind: str, step: str, wait: float
-) -> None:
+def test_connection_lost_during_a_step_leaves_nothing(bench: Bench, kind: str, step: str, wait: float) -> None:
     """A greenlet waits for the store while another one closes the gate."""
     bench.tats["r1"] = bench.now + wait
     bench.at[step] = [bench.lose_connection]
@@ -82,7 +80,7 @@ def test_nothing_is_left_of_whoever_was_at_hand_when_the_connection_was_lost(
     assert bench.gate._capacity.pending == 0
 
 
-def test_a_place_is_given_back_of_whoever_was_to_start_when_the_connection_was_lost(bench: Bench) -> None:
+def test_lease_is_released_when_the_connection_is_lost_before_the_start(bench: Bench) -> None:
     """It was revoked, which the broker could not be told."""
     bench.at["ask"] = [lambda: bench.at.update(revoked=[Lost()])]
     request = bench.come(bench.task("wait", "p1"))
@@ -90,7 +88,7 @@ def test_a_place_is_given_back_of_whoever_was_to_start_when_the_connection_was_l
     bench.check_empty()
 
 
-def test_nothing_is_left_of_whoever_had_its_time_when_the_connection_was_lost(bench: Bench) -> None:
+def test_connection_lost_at_a_granted_turn_leaves_nothing(bench: Bench) -> None:
     one_with_permit(bench, "p1")
     bench.at["revoked"] = [bench.lose_connection]
     bench.run(1.0)

@@ -14,7 +14,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch)
 
 
-def test_expired_requests_end_behind_one_that_waits_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_requests_end_behind_a_request_that_still_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is not looked at otherwise before its turn."""
     task = bench.task("wait", "r1")
     bench.tats["r1"] = bench.now + 1000.0

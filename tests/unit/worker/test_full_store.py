@@ -23,7 +23,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch, processes=4)
 
 
-def test_a_throttled_task_waits_here(bench: Bench) -> None:
+def test_throttled_task_waits_in_the_worker(bench: Bench) -> None:
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
     request = bench.come(bench.task("retry", "r1"))
     bench.run(4.0)
@@ -32,7 +32,7 @@ def test_a_throttled_task_waits_here(bench: Bench) -> None:
     assert request.ends == ["started"]
 
 
-def test_a_task_that_could_be_parked_behind_others_waits_here(bench: Bench) -> None:
+def test_task_behind_parked_tasks_waits_in_the_worker(bench: Bench) -> None:
     bench.is_somebody_parked = bench.is_full = True
     bench.tats["r1"] = bench.now + 5.0
     request = bench.come(bench.task("retry", "r1"))
@@ -41,7 +41,7 @@ def test_a_task_that_could_be_parked_behind_others_waits_here(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_messages_behind_a_task_are_received_only_to_be_parked(bench: Bench, *, full: bool) -> None:
+def test_more_messages_are_requested_only_to_be_parked(bench: Bench, *, full: bool) -> None:
     """Else they would wait here, and no other worker could start them."""
     more: list[Any] = []
     bench.request_more = lambda message, most=0: more.append(message)  # type: ignore[method-assign]
@@ -53,7 +53,7 @@ def test_the_messages_behind_a_task_are_received_only_to_be_parked(bench: Bench,
     assert bool(more) is not full
 
 
-def test_tasks_that_the_store_refuses_wait_here(bench: Bench) -> None:
+def test_tasks_refused_by_a_full_store_wait_in_the_worker(bench: Bench) -> None:
     """It is no outage: other calls are served."""
     bench.tats["r1"], bench.is_somebody_parked = bench.now + 5.0, True
     bench.at["park"] = [FULL]
@@ -64,7 +64,7 @@ def test_tasks_that_the_store_refuses_wait_here(bench: Bench) -> None:
     assert bench.attempts == [[0, 0]]
 
 
-def test_a_task_that_may_be_parked_already_is_parked_again(bench: Bench) -> None:
+def test_possibly_parked_task_is_parked_again(bench: Bench) -> None:
     """The reply to the first call was lost: it must not start beside its parked copy. Alone it is not refused."""
     bench.is_somebody_parked, bench.at["park"] = True, [StoreUnavailable("no answer")]
     requests = bench.together([bench.task("retry", "r1")] * 2)
@@ -74,14 +74,14 @@ def test_a_task_that_may_be_parked_already_is_parked_again(bench: Bench) -> None
     assert bench.attempts == [[0, 0], [1, 1], [2], [2]]
 
 
-def test_a_task_that_returns_is_parked_again(bench: Bench) -> None:
+def test_returning_task_is_parked_again(bench: Bench) -> None:
     """It has only just left its place."""
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
     request = bench.come(bench.task("retry", "r1"), returned=True)
     assert request.ends == ["parked"]
 
 
-def test_other_ways_of_throttling_are_as_they_were(bench: Bench) -> None:
+def test_task_with_throttle_fail_fails(bench: Bench) -> None:
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
     assert bench.come(bench.task("fail", "r1")).ends == ["failed"]
 
@@ -121,7 +121,7 @@ def memory_of(store: Any) -> StoreMemory:
     return StoreMemory(store)
 
 
-def test_nine_tenths_are_full(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_store_is_full_at_ninety_percent_of_maxmemory(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(2)
     memory = memory_of(store)
     store.used, store.most = 89 * MB, 100 * MB
@@ -138,7 +138,7 @@ def test_nine_tenths_are_full(clock: Clock, caplog: pytest.LogCaptureFixture) ->
     assert "Raise maxmemory" in record.message
 
 
-def test_without_a_bound_it_is_never_full(clock: Clock) -> None:
+def test_store_without_maxmemory_is_never_full(clock: Clock) -> None:
     store = Store(2)
     store.used = 10**12
     memory = memory_of(store)
@@ -147,7 +147,7 @@ def test_without_a_bound_it_is_never_full(clock: Clock) -> None:
     assert not memory.is_full
 
 
-def test_what_is_parked_between_two_looks_counts_for_every_worker(clock: Clock) -> None:
+def test_bytes_parked_between_checks_count_for_every_worker(clock: Clock) -> None:
     store = Store(10)
     store.used, store.most = 89 * MB, 100 * MB
     memory = memory_of(store)
@@ -158,7 +158,7 @@ def test_what_is_parked_between_two_looks_counts_for_every_worker(clock: Clock) 
     assert memory.is_full
 
 
-def test_a_worker_at_rest_asks_only_until_there_is_room(clock: Clock) -> None:
+def test_idle_worker_checks_memory_only_while_the_store_is_full(clock: Clock) -> None:
     store = Store(1)
     memory = memory_of(store)
     asked(memory.look(is_idle=True))
@@ -172,7 +172,7 @@ def test_a_worker_at_rest_asks_only_until_there_is_room(clock: Clock) -> None:
     assert store.asked == 1, "not twice within two seconds"
 
 
-def test_a_returning_task_is_not_kept_by_a_new_one_that_waits_here(bench: Bench) -> None:
+def test_new_waiting_task_does_not_delay_a_returning_one(bench: Bench) -> None:
     """The turn of the new one is later, and both ask the same limit."""
     bench.tats["r1"], bench.is_full = bench.now + 0.5, True
     new = bench.come(bench.task("retry", "r1"))

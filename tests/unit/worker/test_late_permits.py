@@ -96,7 +96,7 @@ def line_of(processor: Any, interval: float, *lates: float) -> LimitQueue:
         ([0.3, 0.2, 0.09], [0.09]),
     ],
 )
-def test_of_permits_that_are_late_together_only_the_latest_are_used(
+def test_only_the_latest_of_several_late_permits_are_used(
     processor: Any, lates: list[float], started: list[float]
 ) -> None:
     limit_queue = line_of(processor, 0.01, *lates)
@@ -109,12 +109,12 @@ def test_of_permits_that_are_late_together_only_the_latest_are_used(
     )
 
 
-def test_an_interval_late_is_not_too_late(processor: Any) -> None:
+def test_permit_less_than_an_interval_late_is_used(processor: Any) -> None:
     processor._start_due(line_of(processor, 0.5, 0.45, 0.02))
     assert processor._actions.started == [0.45, 0.02]
 
 
-def test_who_has_no_permit_makes_nobody_stale(processor: Any) -> None:
+def test_deferred_request_does_not_make_permits_stale(processor: Any) -> None:
     limit_queue = line_of(processor, 0.01, 0.06)
     limit_queue.defer(held_one(0.01), NOW - 0.05)
     processor._start_due(limit_queue)
@@ -122,7 +122,7 @@ def test_who_has_no_permit_makes_nobody_stale(processor: Any) -> None:
 
 
 @pytest.mark.parametrize("needs_process", [False, True])
-def test_whose_time_has_come_while_another_asked_is_started_at_once(processor: Any, needs_process: bool) -> None:
+def test_overdue_request_gets_an_immediate_timer(processor: Any, needs_process: bool) -> None:
     """It was not due when the line looked, and is when the timer is set. If the line wants a process, that is known."""
     limit_queue = line_of(processor, 0.01, 0.001)
     limit_queue.needs_process = needs_process
@@ -135,9 +135,7 @@ def test_whose_time_has_come_while_another_asked_is_started_at_once(processor: A
 
 
 @pytest.mark.parametrize("acquires", [False, True])
-def test_a_queue_that_waits_for_the_stores_reply_keeps_a_process_from_longer_tasks(
-    processor: Any, acquires: bool
-) -> None:
+def test_queue_with_an_acquire_in_flight_reserves_a_process(processor: Any, acquires: bool) -> None:
     """Its turn is not known before the reply: a long task that started meanwhile would have the last process."""
     limit_queue = line_of(processor, 0.01)
     limit_queue.defer(held_one(0.01), NOW + 60.0)

@@ -37,7 +37,7 @@ def reply_is_lost(bench: Bench) -> Callable[[], None]:
     return lambda: setattr(bench, "release_and_acquire", decide)
 
 
-def test_a_copy_that_is_delivered_while_the_first_run_goes_on_has_a_lease_of_its_own(bench: Bench) -> None:
+def test_redelivered_copy_has_its_own_lease(bench: Bench) -> None:
     task = bench.task("wait", "p1")
     first = bench.come(task, "task")
     bench.lose_connection()
@@ -54,7 +54,7 @@ def test_a_copy_that_is_delivered_while_the_first_run_goes_on_has_a_lease_of_its
     bench.check_empty()
 
 
-def test_a_request_whose_reply_was_lost_finds_its_lease_when_it_asks_again(bench: Bench) -> None:
+def test_repeated_acquire_finds_the_lease_of_a_lost_reply(bench: Bench) -> None:
     bench.is_a_move = True  # its master is another server in a moment: the request waits for that
     arrives = reply_is_lost(bench)
     request = bench.come(bench.task("wait", "p1"))
@@ -67,7 +67,7 @@ def test_a_request_whose_reply_was_lost_finds_its_lease_when_it_asks_again(bench
 
 
 @pytest.mark.parametrize("leaves", ["sent back", "lost"])
-def test_a_lease_is_released_of_a_request_whose_reply_was_lost_and_that_leaves(bench: Bench, leaves: str) -> None:
+def test_leaving_request_with_a_lost_reply_releases_its_lease(bench: Bench, leaves: str) -> None:
     arrives = reply_is_lost(bench)
     if leaves == "lost":
         bench.is_a_move = True
@@ -81,7 +81,7 @@ def test_a_lease_is_released_of_a_request_whose_reply_was_lost_and_that_leaves(b
     bench.check_empty()
 
 
-def test_a_permit_that_comes_after_its_release_is_released_as_well(bench: Bench) -> None:
+def test_lease_granted_after_the_connection_is_lost_is_released(bench: Bench) -> None:
     """A greenlet waits for the store, while another one closes the gate."""
     bench.at["ask"] = [bench.lose_connection]
     request = bench.come(bench.task("wait", "p1"))
@@ -89,7 +89,7 @@ def test_a_permit_that_comes_after_its_release_is_released_as_well(bench: Bench)
     bench.check_empty()
 
 
-def test_every_run_has_an_id_of_its_own() -> None:
+def test_run_ids_are_unique() -> None:
     ids = {run_id("task") for _ in range(100)}
     assert len(ids) == 100
     assert all(id.startswith("task#") for id in ids)
@@ -134,14 +134,14 @@ def ended(leases: LeaseKeeper, *ids: str) -> None:
         leases.end(id, later=True)
 
 
-def test_what_has_ended_is_released_in_one_round_trip(store: Store, leases: LeaseKeeper) -> None:
+def test_ended_leases_are_released_in_one_round_trip(store: Store, leases: LeaseKeeper) -> None:
     ended(leases, *"abcdefgh")
     leases.release_ended()
     assert store.released == [list("abcdefgh")]
     assert not leases.has_ended
 
 
-def test_what_could_not_be_released_is_tried_again(store: Store, leases: LeaseKeeper) -> None:
+def test_failed_release_is_repeated(store: Store, leases: LeaseKeeper) -> None:
     ended(leases, "a", "b")
     store.is_lost = True
     with pytest.raises(StoreUnavailable):
@@ -152,7 +152,7 @@ def test_what_could_not_be_released_is_tried_again(store: Store, leases: LeaseKe
     assert store.released == [["a", "b"]]
 
 
-def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases: LeaseKeeper) -> None:
+def test_one_broken_lease_does_not_block_the_others(store: Store, leases: LeaseKeeper) -> None:
     ended(leases, "a", "b", "c")
     store.broken = {"b"}
     with pytest.raises(ZeroDivisionError):
@@ -160,9 +160,7 @@ def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases
     assert [each.id for each in leases.ended([PLACE])] == ["b"]
 
 
-def test_a_short_lease_is_renewed_often_while_it_is_held_and_no_longer(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renewal_interval_follows_the_shortest_held_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, goes_on = queue.Queue[float](), queue.Queue[bool]()
 
     class Wakeup(threading.Event):
@@ -188,7 +186,7 @@ def test_a_short_lease_is_renewed_often_while_it_is_held_and_no_longer(
     goes_on.put(True)
 
 
-def test_a_call_for_leases_asks_for_as_many_as_processes_are_free(bench: Bench) -> None:
+def test_acquire_of_leases_asks_for_all_free_processes(bench: Bench) -> None:
     """The call itself reserves none of them: two leases that are free together are taken by one script."""
     asked_for: list[int] = []
     decide = bench.release_and_acquire

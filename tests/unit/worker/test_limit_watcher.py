@@ -71,7 +71,7 @@ def changes(world: World) -> LimitWatcher:
     return LimitWatcher(worker, asker, limits, Outage(), store_calls, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
 
 
-def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes: LimitWatcher) -> None:
+def test_next_poll_is_scheduled_after_the_reply(world: World, changes: LimitWatcher) -> None:
     """Else a store that hangs for as long as the pause leaves the worker's loop no time for anything else."""
     changes.watch()
     world.steps.clear()
@@ -80,7 +80,7 @@ def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes
     assert world.steps == ["read", "timer"] * 3
 
 
-def test_it_goes_on_whatever_a_look_raises(world: World, changes: LimitWatcher) -> None:
+def test_polling_continues_after_an_error(world: World, changes: LimitWatcher) -> None:
     changes.watch()
     world.during_read = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -90,7 +90,7 @@ def test_it_goes_on_whatever_a_look_raises(world: World, changes: LimitWatcher) 
     assert world.waiting is not None
 
 
-def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, changes: LimitWatcher) -> None:
+def test_closing_during_a_poll_ends_polling(world: World, changes: LimitWatcher) -> None:
     """A greenlet may close it, or open it anew."""
     changes.watch()
     world.during_read = changes.close
@@ -101,7 +101,7 @@ def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, chang
     assert world.waiting is not None
 
 
-def test_a_store_that_is_some_way_off_is_not_waited_for(world: World, changes: LimitWatcher) -> None:
+def test_poll_of_a_distant_store_does_not_block_the_loop(world: World, changes: LimitWatcher) -> None:
     changed: list[set[str]] = []
     changes._on_change = changed.append
     changes.watch()

@@ -34,7 +34,7 @@ def lose_reply(bench: Bench, number: int) -> list[Request]:
 
 @pytest.mark.parametrize("choice", ["defer", "allow", "local", "raise"])
 @pytest.mark.parametrize("seconds_away", [0.0, 0.02])
-def test_they_are_held_until_the_store_answers(
+def test_possibly_parked_requests_are_held_until_the_store_answers(
     monkeypatch: pytest.MonkeyPatch, choice: str, seconds_away: float
 ) -> None:
     """They may be parked: none of them starts, and none is given up."""
@@ -50,7 +50,7 @@ def test_they_are_held_until_the_store_answers(
     bench.check_empty()
 
 
-def test_others_are_received_meanwhile(bench: Bench) -> None:
+def test_other_messages_are_received_during_the_hold(bench: Bench) -> None:
     lose_reply(bench, 3)
     assert bench.widened == 3
     plain = bench.come(bench.task("plain"))
@@ -60,7 +60,7 @@ def test_others_are_received_meanwhile(bench: Bench) -> None:
     assert bench.widened == 0
 
 
-def test_the_worker_looks_for_the_store_ten_times_a_second(bench: Bench) -> None:
+def test_flush_runs_at_most_ten_times_a_second(bench: Bench) -> None:
     """Nothing spins."""
     lose_reply(bench, 3)
     looks: list[float] = []
@@ -70,7 +70,7 @@ def test_the_worker_looks_for_the_store_ten_times_a_second(bench: Bench) -> None
     assert len(looks) <= 101
 
 
-def test_a_reply_may_be_lost_more_than_once(bench: Bench) -> None:
+def test_after_two_lost_replies_requests_are_parked_one_by_one(bench: Bench) -> None:
     """Then each is parked alone: it may be one of them that is too much for the store."""
     requests = lose_reply(bench, 2)
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_reply_may_be_lost_more_than_once(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_where_nothing_is_parked_any_more_they_ask(bench: Bench) -> None:
+def test_held_requests_acquire_if_the_backlog_is_empty(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
     bench.admission = [EMPTY, EMPTY]
     bench.dedup_and_acquire()
@@ -94,7 +94,7 @@ def test_where_nothing_is_parked_any_more_they_ask(bench: Bench) -> None:
     assert "" not in ends(requests)
 
 
-def test_a_message_is_sent_back_before_the_broker_takes_it_for_lost(bench: Bench) -> None:
+def test_held_message_is_sent_back_before_the_consumer_timeout(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
     bench.run(1439.0)
     assert ends(requests) == ["", ""]
@@ -105,7 +105,7 @@ def test_a_message_is_sent_back_before_the_broker_takes_it_for_lost(bench: Bench
     bench.check_empty()
 
 
-def test_a_lost_connection_has_them_all(bench: Bench) -> None:
+def test_lost_connection_ends_held_requests(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
     bench.lose_connection()
     assert ends(requests) == ["lost", "lost"]
@@ -114,7 +114,7 @@ def test_a_lost_connection_has_them_all(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_a_connection_that_is_lost_while_they_are_parked_again_has_them_all(bench: Bench) -> None:
+def test_lost_connection_during_the_repeat_ends_held_requests(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
     bench.at["park"] = [Lost()]
     bench.dedup_and_acquire()
@@ -122,7 +122,7 @@ def test_a_connection_that_is_lost_while_they_are_parked_again_has_them_all(benc
     bench.check_empty()
 
 
-def test_what_a_store_refuses_is_sent_back(bench: Bench) -> None:
+def test_misconfigured_store_sends_requests_back(bench: Bench) -> None:
     """It has answered, and would answer the same in a moment."""
     bench.at["park"] = [StoreMisconfigured("no rights")]
     requests = bench.together([bench.task("retry", "r1")] * 2)
@@ -130,7 +130,7 @@ def test_what_a_store_refuses_is_sent_back(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_a_call_that_was_not_made_is_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_call_is_not_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store was lost while the call waited for a thread."""
     bench = Bench(monkeypatch, processes=4, seconds_away=0.02)
     bench.is_somebody_parked = True
@@ -157,14 +157,14 @@ def lose_reply_far(bench: Bench) -> list[Request]:
     return requests
 
 
-def test_an_error_of_the_script_may_have_parked_some(bench: Bench) -> None:
+def test_script_error_repeats_each_park_alone(bench: Bench) -> None:
     bench.at["park"] = [ZeroDivisionError("unforeseen")]
     requests = bench.together([bench.task("retry", "r1")] * 2)
     assert ends(requests) == ["parked", "parked"]
     assert bench.attempts == [[0, 0], [1], [1]]
 
 
-def test_the_ones_that_wait_behind_a_lost_reply_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_behind_a_lost_reply_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the ones that may be parked are held."""
     bench = Bench(monkeypatch, processes=4, seconds_away=0.02)
     bench.is_somebody_parked = True
@@ -178,7 +178,7 @@ def test_the_ones_that_wait_behind_a_lost_reply_ask(monkeypatch: pytest.MonkeyPa
     bench.check_empty()
 
 
-def test_a_task_that_does_not_fit_any_more_is_given_up(bench: Bench) -> None:
+def test_held_task_that_no_longer_fits_is_redirected(bench: Bench) -> None:
     bench.is_somebody_parked, bench.tats["r1"] = False, bench.now + 5.0
     bench.at["park"] = [NO_ANSWER]
     request = bench.come(bench.task("retry", "r1", max_wait=10.0, overflow="later"))

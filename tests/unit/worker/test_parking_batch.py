@@ -22,18 +22,18 @@ def ends(requests: Any) -> list[str]:
     return [" ".join(request.ends) for request in requests]
 
 
-def test_one_script_for_those_of_a_lot(bench: Bench) -> None:
+def test_requests_of_a_bucket_are_parked_by_one_script(bench: Bench) -> None:
     first, second = bench.task("retry", "r1"), bench.task("retry", "r2")
     requests = bench.together([first, second, first, first])
     assert (ends(requests), bench.together_parked) == (["parked"] * 4, [3, 1])
     bench.check_empty()
 
 
-def test_one_that_comes_alone_is_parked_at_once(bench: Bench) -> None:
+def test_single_request_is_parked_at_once(bench: Bench) -> None:
     assert ends([bench.come(bench.task("retry", "r1"))]) == ["parked"]
 
 
-def test_unlimited_ones_among_them_do_not_wait(bench: Bench) -> None:
+def test_unlimited_task_starts_before_the_batch_is_parked(bench: Bench) -> None:
     limited, plain = bench.task("retry", "r1"), bench.task("plain")
     order: list[str] = []
     bench.at["park"] = [lambda: order.append("parked")]
@@ -42,7 +42,7 @@ def test_unlimited_ones_among_them_do_not_wait(bench: Bench) -> None:
     assert order == ["started", "parked"]
 
 
-def test_a_process_is_kept_for_whoever_leaves_their_lot_next(bench: Bench) -> None:
+def test_process_is_kept_for_the_next_returning_task(bench: Bench) -> None:
     """Others stand before them, who may come back to this worker as well: long tasks are not to have all processes."""
     bench.mean_runtime = lambda name: 20.0  # type: ignore[method-assign]
     limited, plain = bench.task("retry", "r1"), bench.task("plain")
@@ -66,7 +66,7 @@ def test_who_finds_nobody_there_asks(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_in_an_outage_nobody_is_parked(bench: Bench) -> None:
+def test_outage_parks_no_further_buckets(bench: Bench) -> None:
     task = bench.task("retry", "r1")
     first, second = bench.task("retry", "r1"), bench.task("retry", "r2")
     bench.at["park"] = [StoreUnavailable("no answer")]
@@ -80,7 +80,7 @@ def test_in_an_outage_nobody_is_parked(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("what", [ZeroDivisionError("unforeseen"), Lost()])
-def test_what_is_raised_where_they_are_parked_leaves_nobody_between_two_states(bench: Bench, what: Exception) -> None:
+def test_error_in_a_park_call_leaves_consistent_states(bench: Bench, what: Exception) -> None:
     bench.at["park"] = [what]
     task = bench.task("retry", "r1")
     requests = bench.together([task, task])
@@ -90,7 +90,7 @@ def test_what_is_raised_where_they_are_parked_leaves_nobody_between_two_states(b
     bench.check_empty()
 
 
-def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench) -> None:
+def test_connection_lost_while_packing_parks_nothing(bench: Bench) -> None:
     task = bench.task("retry", "r1")
     bench.at["pack"] = [lambda: None, Lost()]
     requests = bench.together([task, task, task])
@@ -98,7 +98,7 @@ def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench)
     bench.check_empty()
 
 
-def test_what_is_raised_where_lines_are_moved_on_leaves_nobody_to_be_parked_for_ever(bench: Bench) -> None:
+def test_error_in_dispatch_does_not_block_parking(bench: Bench) -> None:
     scheduler: Any = bench.gate._scheduler
     run = scheduler.dispatch
 

@@ -14,7 +14,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-def test_nor_where_the_first_of_them_has_just_had_its_turn_at_once(bench: Bench) -> None:
+def test_waiting_requests_widen_the_prefetch_after_a_first_grant(bench: Bench) -> None:
     task = bench.task("wait", "r1")
     assert bench.come(task).ends == ["started"], "the limit is open"
     for _ in range(2):
@@ -25,7 +25,7 @@ def test_nor_where_the_first_of_them_has_just_had_its_turn_at_once(bench: Bench)
     bench.check()
 
 
-def test_who_only_waits_for_a_process_is_part_of_the_prefetch(bench: Bench) -> None:
+def test_request_waiting_for_a_process_does_not_widen_the_prefetch(bench: Bench) -> None:
     bench.come(bench.task("plain"))
     bench.come(bench.task("plain"))
     assert bench.come(bench.task("wait", "r1")).ends == []

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.worker.gate_bench import Bench
 
 
-def test_who_hears_that_another_was_quicker_has_kept_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_reserved_only_for_a_granted_permit(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     plain = bench.task("plain")
     bench.tats["r1"] = bench.now + 0.1

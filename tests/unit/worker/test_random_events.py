@@ -126,7 +126,9 @@ def do(bench: Bench, what: str, *how: Any) -> None:
     away=st.sampled_from((0.0, 0.02)),
     operations=operations,
 )
-def test_at_random(choice: str, processes: int, away: float, operations: list[Any]) -> None:
+def test_gate_stays_consistent_under_random_events(
+    choice: str, processes: int, away: float, operations: list[Any]
+) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         bench = Bench(monkeypatch, choice, processes, seconds_away=away)
         for operation in operations:

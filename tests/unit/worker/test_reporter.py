@@ -37,7 +37,7 @@ def outcomes(seen: list[Observation]) -> list[tuple[str, str | None]]:
     return [(each.outcome, each.limit) for each in seen]
 
 
-def test_a_task_that_starts_at_once_and_one_that_waits(bench: Bench, seen: list[Observation]) -> None:
+def test_acquired_waiting_and_waited_are_observed(bench: Bench, seen: list[Observation]) -> None:
     task = bench.task("wait", "r1")
     bench.come(task)
     assert outcomes(seen) == [("acquired", "r1")]
@@ -56,7 +56,9 @@ def test_a_task_that_starts_at_once_and_one_that_waits(bench: Bench, seen: list[
     ("task", "outcome"),
     [(("drop", "r1"), "dropped"), (("fail", "r1"), "failed")],
 )
-def test_a_task_that_ends(bench: Bench, seen: list[Observation], task: tuple[str, str], outcome: str) -> None:
+def test_dropped_and_failed_tasks_are_observed(
+    bench: Bench, seen: list[Observation], task: tuple[str, str], outcome: str
+) -> None:
     kind = bench.task(*task)
     bench.come(kind)
     bench.come(kind)
@@ -64,13 +66,13 @@ def test_a_task_that_ends(bench: Bench, seen: list[Observation], task: tuple[str
     assert "throttled by limit 'r1'" in seen[-1].reason
 
 
-def test_a_store_that_does_not_answer_is_an_outcome(bench: Bench, seen: list[Observation]) -> None:
+def test_store_error_is_observed(bench: Bench, seen: list[Observation]) -> None:
     bench.at["ask"] = [StoreUnavailable("gone")]
     bench.come(bench.task("retry", "r1"))
     assert outcomes(seen) == [("store_error", None)]
 
 
-def test_what_is_left_to_another_worker_met_its_store(bench: Bench, seen: list[Observation]) -> None:
+def test_task_left_to_another_worker_is_observed_as_returned(bench: Bench, seen: list[Observation]) -> None:
     bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     for _ in range(bench.processes):
         bench.come(bench.task("plain"))
@@ -78,7 +80,7 @@ def test_what_is_left_to_another_worker_met_its_store(bench: Bench, seen: list[O
     assert outcomes(seen) == [("returned", "r1")]
 
 
-def test_an_observer_that_raises_is_said_once_and_harms_nothing(
+def test_raising_observer_is_logged_once_and_others_are_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     later: list[Observation] = []
@@ -96,7 +98,7 @@ def test_an_observer_that_raises_is_said_once_and_harms_nothing(
     assert caplog.text.count("which is said once") == 1
 
 
-def test_a_throttled_task_is_counted_also_where_its_line_is_not_logged(
+def test_throttled_task_is_counted_without_its_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The label of a stored rate is read from the store only if something is told of it."""
@@ -121,7 +123,7 @@ class Observer:
     def __call__(self, seen: Observation) -> None: ...
 
 
-def test_observers_are_named_in_the_settings_or_given() -> None:
+def test_observers_come_from_settings_and_observe() -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)
     app.conf.ratelimit_observers = ["tests.unit.worker.test_reporter:Observer", "builtins.print"]
     observe(app, print)
@@ -133,14 +135,14 @@ def test_observers_are_named_in_the_settings_or_given() -> None:
 @pytest.mark.parametrize(
     "named", ["no.such.module", "tests.unit.worker.test_reporter.nobody", "math.pi", "builtins.int.x"]
 )
-def test_an_observer_that_is_not_there_is_named(named: str) -> None:
+def test_missing_observer_error_names_it(named: str) -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)
     app.conf.ratelimit_observers = [named]
     with pytest.raises(ConfigurationError, match=f"ratelimit_observers: '{named}'"):
         observers_of(app)
 
 
-def test_a_stored_rate_is_not_read_for_a_line_that_is_not_written(
+def test_stored_rate_is_read_only_for_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read: list[Any] = []

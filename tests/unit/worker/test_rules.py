@@ -149,7 +149,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
         ),  # makes room for what is behind it
     ],
 )
-def test_before_the_store_is_asked(
+def test_before_acquire(
     request_: PendingRequest, its_line: LimitQueue, lot: LimitRequest | None, may_start: bool, action: Action
 ) -> None:
     assert before_acquire(request_, its_line, NOW, lot=lot, may_start=may_start) == action
@@ -173,7 +173,7 @@ def test_before_the_store_is_asked(
         (pending("drop"), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
     ],
 )
-def test_a_newcomer_without_a_process_is_parked_where_its_limit_is_closed_for_long(
+def test_new_request_without_a_process_is_parked_if_its_limit_is_closed_for_long(
     request_: PendingRequest, its_line: LimitQueue, action: Action
 ) -> None:
     assert before_acquire(request_, its_line, NOW, lot=None, may_start=False, parks=True) == action
@@ -195,7 +195,7 @@ def test_a_newcomer_without_a_process_is_parked_where_its_limit_is_closed_for_lo
         (pending(until=NOW, slot=True, reserved_for=NOW + 2), limit_queue(), False, Republish(0.0, RATE)),
     ],
 )
-def test_before_the_store_is_asked_where_it_leaves_for_another_worker(
+def test_before_acquire_in_a_saturated_worker(
     request_: PendingRequest, its_line: LimitQueue, may_start: bool, action: Action
 ) -> None:
     said = before_acquire(request_, its_line, NOW, lot=None, may_start=may_start, leaves=True)
@@ -215,11 +215,11 @@ def test_before_the_store_is_asked_where_it_leaves_for_another_worker(
         (pending(max_wait=5.0), 0.02),
     ],
 )
-def test_how_far_ahead_a_permit_may_be_taken(request_: PendingRequest, seconds: float) -> None:
+def test_max_lookahead(request_: PendingRequest, seconds: float) -> None:
     assert max_lookahead(request_, 0.1) == seconds
 
 
-def test_who_asks_with_others_takes_a_permit_as_far_ahead_as_who_waits() -> None:
+def test_max_lookahead_of_a_batch_is_that_of_a_waiting_request() -> None:
     assert max_lookahead(pending(), 0.1, together=True) == max_lookahead(pending("wait"), 0.1) == 0.1
 
 
@@ -236,7 +236,7 @@ def test_who_asks_with_others_takes_a_permit_as_far_ahead_as_who_waits() -> None
         (pending("drop"), False, 0.0),
     ],
 )
-def test_within_what_time_it_keeps_a_slot(request_: PendingRequest, parks: bool, seconds: float) -> None:
+def test_reservation_window(request_: PendingRequest, parks: bool, seconds: float) -> None:
     assert claim(request_, parks=parks) == seconds
 
 
@@ -324,7 +324,9 @@ def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool,
         ("local", pending("wait"), True, RETURN_HOLD + 0.1, RetryAt(NOW + RETURN_HOLD + 0.1)),
     ],
 )
-def test_without_the_store(choice: str, request_: PendingRequest, may_start: bool, wait: float, action: Action) -> None:
+def test_rules_without_the_store(
+    choice: str, request_: PendingRequest, may_start: bool, wait: float, action: Action
+) -> None:
     said = without_store(choice, request_, NOW, ERROR, may_start=may_start, wait=wait, pause=3.0)
     assert said == action
 
@@ -348,7 +350,7 @@ def test_without_the_store(choice: str, request_: PendingRequest, may_start: boo
         (State.GRANTED, 0.55, 0.5, True, True, RetryAt(NOW)),
     ],
 )
-def test_when_its_time_has_come(
+def test_rules_on_timer(
     state: State, late: float, interval: float, together: bool, is_idle: bool, action: Action
 ) -> None:
     limit = Limit(f"{round(10 / interval)}/10s", name="rate")
@@ -374,5 +376,5 @@ def test_when_its_time_has_come(
         (pending(max_wait=29.0, overflow="later"), Paused(30.0), True, GiveUp("later", RATE, 30.0)),
     ],
 )
-def test_its_upstream_has_refused_its_call(request_: Any, paused: Paused, parks: bool, action: Action) -> None:
+def test_rules_after_an_upstream_refusal(request_: Any, paused: Paused, parks: bool, action: Action) -> None:
     assert put_back(request_, RATE, paused, NOW, since=7, parks=parks) == action

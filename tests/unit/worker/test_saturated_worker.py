@@ -19,7 +19,7 @@ def fill(bench: Bench) -> None:
         assert bench.come(bench.task("plain")).ends == ["started"]
 
 
-def test_while_all_processes_are_busy_for_long(bench: Bench) -> None:
+def test_return_queues_pause_while_all_processes_run_long_tasks(bench: Bench) -> None:
     bench.come(bench.task("plain"))
     assert not bench.paused
     bench.come(bench.task("plain"))
@@ -28,13 +28,13 @@ def test_while_all_processes_are_busy_for_long(bench: Bench) -> None:
     assert not bench.paused
 
 
-def test_not_for_short_tasks(bench: Bench) -> None:
+def test_return_queues_do_not_pause_for_short_tasks(bench: Bench) -> None:
     bench.mean_runtime = lambda name: 0.5  # type: ignore[method-assign]
     fill(bench)
     assert not bench.paused
 
 
-def test_not_where_there_are_no_others(bench: Bench) -> None:
+def test_single_worker_never_pauses_its_return_queues(bench: Bench) -> None:
     bench.workers = 1
     fill(bench)
     assert not bench.paused
@@ -44,14 +44,14 @@ def test_not_where_there_are_no_others(bench: Bench) -> None:
     assert came.ends == ["started"]
 
 
-def test_what_was_on_its_way_goes_to_others(bench: Bench) -> None:
+def test_returning_task_is_sent_back_to_other_workers(bench: Bench) -> None:
     fill(bench)
     assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["sent back"]
     assert bench.come(bench.task("wait", "r2"), via_return_queue=True).ends == ["sent back"]
     bench.check()
 
 
-def test_which_copy_of_it_may_run_is_not_asked_here(bench: Bench) -> None:
+def test_returned_copy_is_not_deduplicated_by_the_saturated_worker(bench: Bench) -> None:
     """The worker that has it next asks."""
     fill(bench)
     bench.at["may run"] = [AssertionError("the store was asked")]
@@ -59,7 +59,7 @@ def test_which_copy_of_it_may_run_is_not_asked_here(bench: Bench) -> None:
     bench.check()
 
 
-def test_not_before_the_broker_gives_it_to_others(bench: Bench) -> None:
+def test_returning_task_is_kept_until_the_broker_confirms_the_pause(bench: Bench) -> None:
     """It would come back at once, to be sent back again."""
     bench.answers_late = True
     fill(bench)
@@ -72,7 +72,7 @@ def test_not_before_the_broker_gives_it_to_others(bench: Bench) -> None:
     bench.check()
 
 
-def test_not_when_it_is_not_left_any_more_by_then(bench: Bench) -> None:
+def test_returning_task_starts_if_a_process_is_free_before_the_pause(bench: Bench) -> None:
     fill(bench)
     bench.finish()
     bench.run(0.03)
@@ -85,7 +85,7 @@ def test_not_when_it_is_not_left_any_more_by_then(bench: Bench) -> None:
     assert came.ends == ["started"]
 
 
-def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
+def test_task_of_an_ordinary_queue_stays(bench: Bench) -> None:
     fill(bench)
     waits_in_worker = bench.come(bench.task("wait", "r1"))
     back = bench.come(bench.task("retry", "r2"), returned=True)
@@ -96,7 +96,7 @@ def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
     assert (waits_in_worker.ends, back.ends) == (["started"], ["started"])
 
 
-def test_who_has_a_permit_keeps_it(bench: Bench) -> None:
+def test_granted_task_is_not_sent_back(bench: Bench) -> None:
     bench.mean_runtime = lambda name: 0.05  # type: ignore[method-assign]
     bench.tats["r1"] = bench.now + 0.05
     waits = bench.come(bench.task("retry", "r1"), via_return_queue=True)
@@ -108,7 +108,7 @@ def test_who_has_a_permit_keeps_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_a_process_that_is_free_again_is_kept_for_a_moment_for_returning_tasks(bench: Bench, returns: bool) -> None:
+def test_freed_process_is_offered_to_returning_tasks_first(bench: Bench, returns: bool) -> None:
     bench.processes = 1
     fill(bench)
     plain = bench.come(bench.task("plain"))
@@ -120,7 +120,7 @@ def test_a_process_that_is_free_again_is_kept_for_a_moment_for_returning_tasks(b
     assert plain.ends == ([] if returns else ["started"])
 
 
-def test_a_worker_that_keeps_its_only_process_holds_no_long_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_keeps_its_only_process_returns_long_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other workers have free processes, and would get them only after the brief ones."""
     bench = Bench(monkeypatch, processes=1)
     bench.keeps_only_process = True

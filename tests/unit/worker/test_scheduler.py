@@ -62,12 +62,12 @@ def gate() -> Any:
     return gate
 
 
-def test_nobody_who_waits_for_a_time(gate: Any) -> None:
+def test_end_of_a_task_moves_no_queue_that_waits_for_a_time(gate: Any) -> None:
     gate.on_end(object())
     assert gate.moved == []
 
 
-def test_who_waits_for_a_process(gate: Any) -> None:
+def test_end_of_a_task_moves_a_queue_that_needs_a_process(gate: Any) -> None:
     needs_process = list(gate._queues)[7]
     needs_process.needs_process = True
     gate._queues.update_need(needs_process)
@@ -75,7 +75,7 @@ def test_who_waits_for_a_process(gate: Any) -> None:
     assert gate.moved == [needs_process]
 
 
-def test_who_asks_for_the_place_that_is_free(gate: Any) -> None:
+def test_end_of_a_task_moves_the_queue_of_its_lease(gate: Any) -> None:
     asks = list(gate._queues)[3]
     request = object()
     gate.ran[request] = SimpleNamespace(demands=(), plan=SimpleNamespace(buckets=lambda demands: asks.key))
@@ -85,7 +85,7 @@ def test_who_asks_for_the_place_that_is_free(gate: Any) -> None:
     assert asks.next_acquire == 0.0, "whenever it was to ask again"
 
 
-def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) -> None:
+def test_queue_cleared_while_it_moves_needs_no_process(gate: Any) -> None:
     """Greenlets let others in while they wait for the store's answer: also whoever closes the gate."""
     ended = next(iter(gate._queues))
     ended.new.append(SimpleNamespace(until=1e9, number=0))
@@ -100,7 +100,7 @@ def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) 
     assert not gate._queues.needing_process
 
 
-def test_a_queue_that_has_become_empty_ends_also_while_all_processes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_queue_ends_while_all_processes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its only request ended by an unforeseen error, after it had begun to wait for a process."""
     bench = Bench(monkeypatch, processes=1)
     bench.mean_runtime = lambda name: 60.0  # type: ignore[method-assign]

@@ -44,7 +44,7 @@ def come(bench: Bench, number: int, *task: str) -> list[Request]:
     return [bench.come(what) for _ in range(number)]
 
 
-def test_others_start_while_the_store_is_asked(bench: Bench) -> None:
+def test_unlimited_task_starts_during_a_store_call(bench: Bench) -> None:
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
     assert ends(requests) == ["", "started"]
     bench.run(THREAD_LATENCY)
@@ -52,7 +52,7 @@ def test_others_start_while_the_store_is_asked(bench: Bench) -> None:
     bench.check()
 
 
-def test_who_comes_meanwhile_asks_when_the_answer_is_there(bench: Bench) -> None:
+def test_requests_that_arrive_during_a_call_acquire_together_after_it(bench: Bench) -> None:
     come(bench, 3, "retry", "r1")
     bench.gate._store_calls.latency.round_trip = 1.0
     assert bench.asked == []
@@ -62,13 +62,13 @@ def test_who_comes_meanwhile_asks_when_the_answer_is_there(bench: Bench) -> None
     assert bench.asked == [1, 2], "the two that came meanwhile ask together"
 
 
-def test_lines_ask_beside_one_another(bench: Bench) -> None:
+def test_queues_acquire_in_parallel(bench: Bench) -> None:
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
     bench.run(THREAD_LATENCY)
     assert ends(requests) == ["started", "started"]
 
 
-def test_a_process_is_kept_for_what_is_asked_for(bench: Bench) -> None:
+def test_process_is_reserved_during_an_acquire(bench: Bench) -> None:
     bench.processes, bench.mean_runtime = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
     assert ends(requests) == ["", ""], "there is one"
@@ -77,7 +77,7 @@ def test_a_process_is_kept_for_what_is_asked_for(bench: Bench) -> None:
     assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
 
 
-def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench) -> None:
+def test_queue_acquires_next_at_the_first_refused_turn(bench: Bench) -> None:
     """Those behind it have heard of theirs, which come later."""
     bench.gate._store_calls.latency.round_trip = THREAD_LATENCY
     bench.tats["r1"] = bench.now + 0.5
@@ -92,7 +92,7 @@ def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench)
     assert limit_queue.next_acquire == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
 
 
-def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None:
+def test_refusal_does_not_hide_later_decisions_of_the_batch(bench: Bench) -> None:
     """A permit would be lost; and a copy that may not run would, as the store has said it once."""
     bench.tats["r1"] = bench.now + 0.5
     requests = bench.together([bench.task("wait", "r1")] * 3)
@@ -106,7 +106,7 @@ def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None
     assert ends(requests) == ["", "started", "acknowledged"]
 
 
-def test_who_is_refused_is_parked_with_those_behind_it(bench: Bench) -> None:
+def test_refused_request_is_parked_with_the_requests_behind_it(bench: Bench) -> None:
     bench.tats["r1"] = bench.now + 5.0
     order: list[str] = []
     requests = come(bench, 6, "retry", "r1")
@@ -117,7 +117,7 @@ def test_who_is_refused_is_parked_with_those_behind_it(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
+def test_park_calls_of_a_bucket_are_sequential(bench: Bench) -> None:
     """Two threads could have them there in any order."""
     bench.is_somebody_parked = True
     first, order = bench.together([bench.task("retry", "r1")] * 2), []
@@ -131,7 +131,7 @@ def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_who_waits_for_others_that_are_on_their_way_makes_room_for_more(bench: Bench) -> None:
+def test_requests_behind_a_park_call_widen_the_prefetch(bench: Bench) -> None:
     """Behind them may be some that nothing limits."""
     bench.is_somebody_parked = True
     bench.together([bench.task("retry", "r1")] * 2)
@@ -144,7 +144,7 @@ def test_who_waits_for_others_that_are_on_their_way_makes_room_for_more(bench: B
     bench.check_empty()
 
 
-def test_who_brings_much_makes_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_messages_do_not_widen_the_prefetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking_batch, "BYTES", 1)
     bench.is_somebody_parked = True
     bench.together([bench.task("retry", "r1")] * 2)
@@ -162,7 +162,7 @@ def test_who_finds_nobody_there_asks(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("parked", [False, True])
-def test_a_connection_that_is_lost_meanwhile_has_them_all(bench: Bench, parked: bool) -> None:
+def test_lost_connection_ends_all_requests_in_flight(bench: Bench, parked: bool) -> None:
     bench.is_somebody_parked = parked
     requests = come(bench, 3, "retry", "r1")
     bench.run(0.0)
@@ -179,7 +179,7 @@ def test_a_connection_that_is_lost_meanwhile_has_them_all(bench: Bench, parked: 
     assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
 
 
-def test_who_is_revoked_meanwhile_does_not_start(bench: Bench) -> None:
+def test_request_revoked_during_a_call_does_not_start(bench: Bench) -> None:
     requests = come(bench, 2, "wait", "r1")
     requests[0].is_revoked = True
     bench.run(1.0)
@@ -191,7 +191,7 @@ def test_who_is_revoked_meanwhile_does_not_start(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("choice", "end"), [("defer", "sent back"), ("allow", "started"), ("local", "started"), ("raise", "failed")]
 )
-def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, end: str) -> None:
+def test_lost_reply_begins_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, end: str) -> None:
     bench = Bench(monkeypatch, choice, seconds_away=THREAD_LATENCY)
     bench.at["ask"] = [StoreUnavailable("no answer")]
     requests = come(bench, 1, "retry", "r1")
@@ -204,7 +204,7 @@ def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, en
     bench.check_empty()
 
 
-def test_a_limit_that_changes_before_the_answer_is_asked_again(bench: Bench) -> None:
+def test_limit_changed_during_a_call_is_acquired_again(bench: Bench) -> None:
     bench.decides_first, bench.tats["r1"] = True, bench.now + 1000
     requests = come(bench, 1, "wait", "r1")
     bench.run(0.001)
@@ -214,7 +214,7 @@ def test_a_limit_that_changes_before_the_answer_is_asked_again(bench: Bench) -> 
     assert ends(requests) == ["started"]
 
 
-def test_an_answer_that_has_waited_for_the_loop_is_no_permit_for_now(bench: Bench) -> None:
+def test_stale_reply_is_discarded_and_acquired_again(bench: Bench) -> None:
     """Used late, it would bunch with the next."""
     bench.decides_first, bench.tats["r1"] = True, OPEN
     requests = come(bench, 1, "wait", "r1")
@@ -228,9 +228,7 @@ def test_an_answer_that_has_waited_for_the_loop_is_no_permit_for_now(bench: Benc
 
 
 @pytest.mark.parametrize("choice", ["raise", "defer"])
-def test_an_answer_that_has_come_is_heard_though_the_store_is_lost_since(
-    monkeypatch: pytest.MonkeyPatch, choice: str
-) -> None:
+def test_reply_in_flight_counts_though_an_outage_has_begun(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
     bench = Bench(monkeypatch, choice, processes=4, seconds_away=THREAD_LATENCY)
     bench.decides_first, bench.tats["r2"] = True, bench.now + 100
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
@@ -241,7 +239,7 @@ def test_an_answer_that_has_come_is_heard_though_the_store_is_lost_since(
     assert bench.asked == [1, 1]
 
 
-def test_where_no_thread_can_be_started_the_loop_asks(bench: Bench) -> None:
+def test_loop_calls_the_store_if_no_thread_can_start(bench: Bench) -> None:
     bench.at["submit"] = [RuntimeError("can't start new thread")] * 2
     bench.tats["r2"] = bench.now + 100
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
@@ -251,7 +249,7 @@ def test_where_no_thread_can_be_started_the_loop_asks(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_nobody_is_asked_any_more_for_whom_the_broker_has_again(bench: Bench) -> None:
+def test_pending_call_is_cancelled_when_the_connection_is_lost(bench: Bench) -> None:
     """It may be with another worker: parked, it would run twice."""
     bench.is_somebody_parked = True
     questions: list[Any] = []
@@ -263,7 +261,7 @@ def test_nobody_is_asked_any_more_for_whom_the_broker_has_again(bench: Bench) ->
         question().get()
 
 
-def test_what_nobody_foresaw_ends_the_first_of_those_that_ask(bench: Bench) -> None:
+def test_unexpected_error_fails_the_first_request_of_the_call(bench: Bench) -> None:
     bench.tats["r1"] = OPEN
     bench.at["ask"] = [ZeroDivisionError("unforeseen")]
     requests = come(bench, 3, "wait", "r1")
@@ -271,7 +269,7 @@ def test_what_nobody_foresaw_ends_the_first_of_those_that_ask(bench: Bench) -> N
     assert ends(requests) == ["failed", "started", "started"]
 
 
-def test_in_an_outage_nobody_waits_for_an_answer(bench: Bench) -> None:
+def test_outage_sends_all_waiting_requests_back(bench: Bench) -> None:
     """Each would wait for as long as a store may take that hangs."""
     bench.at["ask"] = [StoreUnavailable("no answer")]
     requests = come(bench, 5, "retry", "r1")
@@ -279,7 +277,7 @@ def test_in_an_outage_nobody_waits_for_an_answer(bench: Bench) -> None:
     assert (ends(requests), bench.lost) == (["sent back"] * 5, True)
 
 
-def test_a_process_is_kept_for_who_is_being_parked(bench: Bench) -> None:
+def test_process_is_kept_for_a_request_being_parked(bench: Bench) -> None:
     bench.processes, bench.mean_runtime = 2, lambda name: 20.0  # type: ignore[method-assign, assignment]
     bench.is_somebody_parked = True
     limited, plain = come(bench, 1, "retry", "r1"), come(bench, 2, "plain")
@@ -288,14 +286,14 @@ def test_a_process_is_kept_for_who_is_being_parked(bench: Bench) -> None:
     assert (ends(limited), ends(plain)) == (["parked"], ["started", ""]), "it may come back to this worker"
 
 
-def test_what_can_never_start_fails(bench: Bench) -> None:
+def test_impossible_request_fails_alone(bench: Bench) -> None:
     bench.at["ask"] = [ImpossibleRequest("r1", 2, 1)]
     requests = come(bench, 2, "retry", "r1")
     bench.run(0.1)
     assert ends(requests) == ["failed", "started"]
 
 
-def test_what_nobody_foresaw_ends_one_of_those_that_are_parked_together(bench: Bench) -> None:
+def test_unexpected_error_of_a_park_call_fails_one_request(bench: Bench) -> None:
     bench.is_somebody_parked = True
     bench.at["park"] = [ZeroDivisionError("unforeseen"), ZeroDivisionError("unforeseen")]
     requests = come(bench, 3, "retry", "r1")
@@ -304,7 +302,7 @@ def test_what_nobody_foresaw_ends_one_of_those_that_are_parked_together(bench: B
     bench.check_empty()
 
 
-def test_nothing_is_left_of_a_line_that_has_ended_meanwhile(bench: Bench) -> None:
+def test_queue_that_ends_during_a_call_leaves_nothing(bench: Bench) -> None:
     (request,) = come(bench, 1, "retry", "r1")
     bench.gate.on_error(request, ZeroDivisionError("unforeseen"))
     assert ends([request]) == ["failed"]
@@ -312,7 +310,7 @@ def test_nothing_is_left_of_a_line_that_has_ended_meanwhile(bench: Bench) -> Non
     bench.check_empty()
 
 
-def test_a_line_that_is_asking_is_not_looked_at_until_the_answer_is_there(bench: Bench) -> None:
+def test_queue_sets_no_alarm_during_its_call(bench: Bench) -> None:
     come(bench, 2, "retry", "r1")
     (limit_queue,) = bench.gate._queues
     assert limit_queue.alarm > bench.now + THREAD_LATENCY
@@ -348,7 +346,7 @@ def far() -> StoreLatency:
         (False, False, 1.0, False),
     ],
 )
-def test_threads_make_calls_to_a_store_some_way_off_where_they_can_wake_the_loop(
+def test_threads_call_a_distant_store_if_they_can_wake_the_loop(
     no_event_loop: bool, wakes: bool, round_trip: float, in_thread: bool
 ) -> None:
     latency, replies = StoreLatency(), []
@@ -359,7 +357,7 @@ def test_threads_make_calls_to_a_store_some_way_off_where_they_can_wake_the_loop
     assert [reply.get() for reply in replies] == ([] if in_thread else [1])
 
 
-def test_a_lost_store_is_not_called() -> None:
+def test_no_call_is_made_during_an_outage() -> None:
     calls, replies, made = calls_of(far()), [], []
     calls._outage = True  # type: ignore[assignment]
     calls.submit(lambda: made.append(1), replies.append)
@@ -369,13 +367,13 @@ def test_a_lost_store_is_not_called() -> None:
     assert made == []
 
 
-def test_what_belongs_to_the_loop_is_called_there() -> None:
+def test_in_loop_call_runs_on_the_loop_thread() -> None:
     caller: list[int] = []
     calls_of(far()).submit(lambda: caller.append(get_ident()), lambda reply: None, in_loop=True)
     assert caller == [get_ident()]
 
 
-def test_a_reply_is_heard_in_the_loop_and_says_what_was_raised() -> None:
+def test_reply_reaches_the_loop_and_raises_the_error() -> None:
     soon: list[Callable[[], None]] = []
     done: Future[Any] = Future()
     calls = calls_of(far(), call_soon=lambda call: (soon.append(call), done.set_result(None)))
@@ -394,7 +392,7 @@ def test_a_reply_is_heard_in_the_loop_and_says_what_was_raised() -> None:
         reply.get()
 
 
-def test_waiting_for_a_free_thread_is_no_distance(bench: Bench) -> None:
+def test_wait_for_a_free_thread_is_not_latency(bench: Bench) -> None:
     """Four threads, and a call that waits for one of them: the store is as far away as before."""
     calls, seconds = bench.gate._store_calls, []
     calls.submit(lambda: None, lambda reply: seconds.append(reply.seconds))
@@ -404,7 +402,7 @@ def test_waiting_for_a_free_thread_is_no_distance(bench: Bench) -> None:
     assert bench.gate._store_calls.latency.round_trip < 0.1
 
 
-def test_a_generator_of_many_calls_does_not_recurse() -> None:
+def test_many_calls_of_one_operation_do_not_recurse() -> None:
     def asks() -> Any:
         total = 0
         for number in range(5000):
@@ -416,7 +414,7 @@ def test_a_generator_of_many_calls_does_not_recurse() -> None:
     assert replies[0].get() == sum(range(5000))
 
 
-def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the broker would have a message again before the store is asked to park it, and it would run meanwhile."""
     waited: list[Any] = []
     monkeypatch.setattr(tuning, "THREADS", 1)
@@ -445,7 +443,7 @@ def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.Monke
     assert heard == [], "they come too late"
 
 
-def test_a_request_behind_one_that_is_being_parked_asks_the_store_once_though_it_comes_nearer(bench: Bench) -> None:
+def test_request_behind_a_park_call_is_parked_once_when_latency_drops(bench: Bench) -> None:
     """It stood behind others as far as the worker knew, and there were none: it was sent there again, for ever."""
     bench.tats["r1"] = bench.tats["r2"] = bench.now + 5.0
     requests = come(bench, 1, "retry", "r1")
@@ -474,7 +472,7 @@ def parks(untold: PendingReports, told: list[Any]) -> Any:
     return reply
 
 
-def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> None:
+def test_reports_in_flight_are_sent_once_and_kept_on_failure() -> None:
     untold, told = PendingReports(), []
     untold.note_acknowledged(("api", ""), "a")
     one = parks(untold, told)
@@ -491,7 +489,7 @@ def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> 
     assert (untold.acknowledged, untold.lots) == ({("api", ""): ["a"]}, [("api", "")])
 
 
-def test_what_is_never_answered_is_told_later() -> None:
+def test_reports_without_a_reply_are_kept() -> None:
     untold, told = PendingReports(), []
     untold.note_acknowledged(("api", ""), "a")
     one = parks(untold, told)
@@ -500,7 +498,7 @@ def test_what_is_never_answered_is_told_later() -> None:
     assert untold.acknowledged == {("api", ""): ["a"]}
 
 
-def test_who_has_not_heard_that_it_is_parked_does_not_ask_when_the_connection_is_lost(bench: Bench) -> None:
+def test_unconfirmed_park_does_not_acquire_after_a_lost_connection(bench: Bench) -> None:
     """It is parked, and the broker has its message: it would run here, and once more when it leaves its lot."""
     bench.is_somebody_parked, bench.admission = True, [ParkResult("full"), ParkResult("parked")]
     come(bench, 2, "retry", "r1")

@@ -77,11 +77,11 @@ BOUNDED = LimitRequest(Limit("5/s", name="bounded", max_parked=9), "bounded")
         (ThrottleReport("returned", 2), "throttled while the limiter's store does not answer: sent back for 2.000 s"),
     ],
 )
-def test_the_line_in_the_log(outcome: ThrottleReport, text: str) -> None:
+def test_log_line(outcome: ThrottleReport, text: str) -> None:
     assert str(outcome) == text
 
 
-def test_the_error_names_the_bound_of_parked_tasks() -> None:
+def test_reason_names_max_parked() -> None:
     reason = ThrottleReport("dropped", 12.34, BOUNDED, queue_full=True).reason
     assert reason == (
         "throttled by limit 'bounded': a permit is free in 12.340 s, and 9 tasks wait already (max_parked)"
@@ -89,7 +89,7 @@ def test_the_error_names_the_bound_of_parked_tasks() -> None:
     assert ThrottleReport("dropped", 12.34, BOUNDED).error.max_parked is None
 
 
-def test_the_event_and_the_signal_say_the_same() -> None:
+def test_event_fields() -> None:
     fields = ThrottleReport("failed", 12.34, TENANT, max_wait=2).fields()
     assert fields == {
         "retry_after": 12.34,
@@ -107,7 +107,7 @@ def test_the_event_and_the_signal_say_the_same() -> None:
 @pytest.mark.parametrize(
     "arguments", [("a", 1.5), ("a", 1.5, 2.0), ("a", 1.5, None, "k"), ("a", 1.5, 2.0, "k"), ("a", 1.5, None, "", 9)]
 )
-def test_a_result_backend_makes_the_error_anew(arguments: tuple[Any, ...]) -> None:
+def test_throttled_error_survives_a_result_backend(arguments: tuple[Any, ...]) -> None:
     error = Throttled(*arguments)
     for again in (pickle.loads(pickle.dumps(error)), Throttled(*error.args)):
         assert str(again) == str(error)

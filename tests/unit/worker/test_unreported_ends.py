@@ -37,7 +37,7 @@ def run(running: Any, id: str, *, known: bool) -> object:
     return request
 
 
-def test_a_place_is_given_back_whose_task_is_nowhere(running: Any) -> None:
+def test_lease_of_a_task_missing_from_the_pool_is_released(running: Any) -> None:
     waits_in_worker, gone = run(running, "stays", known=True), run(running, "gone", known=False)
     ((seconds, look),) = running.alarms
     look()
@@ -47,7 +47,7 @@ def test_a_place_is_given_back_whose_task_is_nowhere(running: Any) -> None:
     assert [seconds, running.alarms[1][0]] == [END_POLL_INTERVAL] * 2, "as long as one runs"
 
 
-def test_nobody_looks_when_nothing_runs(running: Any) -> None:
+def test_no_poll_is_scheduled_while_nothing_runs(running: Any) -> None:
     running.watch()
     assert running.alarms == []
     run(running, "gone", known=False)
