@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -21,12 +22,16 @@ from benchmarks import processes, records
 from celery_ratelimit import Limiter, Throttled
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
+from tests.worker_starter import StartedWorker, WorkerStarter, can_start
 
 __all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "errors", "new_rates", "outcome", "pool_jobs", "until"]
 
 #: How often the time that is plenty on a machine without other work a busy one has. Nothing is judged by a time-out but
 #: that a test does not hang: what broken code would do later takes longer than this, or for ever.
 PATIENCE = 4
+
+Worker = subprocess.Popen[bytes] | StartedWorker
+worker_starter = functools.cache(WorkerStarter)
 
 #: How often a throttled task may come to a worker once more: once. A busy machine, that is late for a task's slot, may
 #: send it back another time; in proportion to the backlog it never is (law 3).
@@ -139,7 +144,7 @@ class Fleet:
         self.options: tuple[str, ...] = ("--without-mingle",)
         #: Whose code the next workers run.
         self.root = processes.ROOT
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
         pools.reset()  # an earlier test may have broken the connections that are kept for the same address
         self.sender = Celery("sender", broker=broker or server.url, backend=server.url, set_as_current=False)
         self.sender.conf.update(conf)
@@ -162,11 +167,16 @@ class Fleet:
         for index in range(len(self.workers)):
             until(lambda i=index: " ready." in self.log(i), 40, f"worker {index} being ready\n{self.log(index)}")
 
-    def launch(self, *options: str) -> subprocess.Popen[bytes]:
+    def launch(self, *options: str) -> Worker:
         index = len(self.workers)
-        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO", "-n", f"w{index}@test"]
+        command = ["-A", self.app, "worker", "-l", "INFO", "-n", f"w{index}@test"]
         defaults = [] if any(o.startswith("-c") for o in options) else ["-c", "2"]
-        worker = processes.spawn([*command, *defaults, *self.options, *options], self._log(index), self.env, self.root)
+        command += [*defaults, *self.options, *options]
+        worker: Worker
+        if self.root == processes.ROOT and can_start(command, self.env):
+            worker = worker_starter().start(command, self._log(index), self.env)
+        else:
+            worker = processes.spawn([sys.executable, "-m", "celery", *command], self._log(index), self.env, self.root)
         self.workers.append(worker)
         return worker
 

@@ -197,6 +197,8 @@ class Limiter(SyncPermitMethods, ChargeMethods, ReportMethods):
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator: every call of the function acquires its permits first, as :meth:`permit` does.
 
+        A function that settles what a call has cost uses :meth:`permit`, which gives it the decision.
+
         >>> @limiter.limited(["stripe", "tenant"])
         ... def charge(tenant_id, amount): ...
 

@@ -86,7 +86,7 @@ def forecast(permits: float, standing: BucketStatus, throughput: Throughput, hel
         return Forecast(None, reason=held_up or "paused until resumed")
     seconds = standing.retry_after + max(0.0, permits - max(0.0, standing.free - 1)) * standing.interval
     measured = throughput
-    if measured.decides:
+    if measured.decides and (measured.permits or not standing.config.paused):  # none started as the limit is paused
         if not measured.permits:
             return Forecast(None, reason=f"no task has started for {length(measured.seconds)}")
         per_second = measured.permits / measured.seconds

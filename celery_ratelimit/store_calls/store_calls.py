@@ -173,6 +173,7 @@ class CallGeneratorRunner(Generic[_T]):
 
     def hear(self, reply: Reply[Any] | None) -> None:
         """Continue with a reply; ``None``: begin."""
+        self._in_flight = None  # a future keeps its callback, which is this method: without a cycle no garbage is left
         self._replies.append(reply)
         if self._is_at_it or self._is_over:
             return

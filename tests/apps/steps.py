@@ -27,7 +27,7 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "before it starts": (_celery.Worker, "start", "before"),
 }
 
-#: Those of a Redis broker, whose messages come in together. Only where kombu waits for no message: it would lose that.
+#: Those of a Redis broker, whose messages come in together.
 TOGETHER: dict[str, tuple[Any, str, str]] = {
     "taken, not delivered": (bulk_receive.BulkReceive, "_deliver", "before"),
     "in the gate, not parked": (parking_batch.ParkingBatch, "flush", "before"),

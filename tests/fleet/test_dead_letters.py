@@ -113,6 +113,7 @@ def test_a_dead_letter_is_throttled_by_the_queue_that_it_has_come_to(
         for index in range(30):
             fleet.sender.send_task("tests.apps.rejecting.second_time", (index,), exchange="shop", routing_key="charge")
         until(lambda: len(fleet.starts()) >= 60, 20, "each a second time")
+        until(lambda: fleet.log(1).count("succeeded") >= 30, 20, "the end of the last one")
         assert fleet.log(1).count("succeeded") == 30
         assert fleet.log(0).count("succeeded") == 0
 
