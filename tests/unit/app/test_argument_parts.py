@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter
-from tests.unit.app.test_plan import app_with, asked, plan_of
+from tests.unit.apps import make_app, plan_of, requests_of
 
 
 class Address(pydantic.BaseModel):
@@ -60,7 +60,7 @@ ANN = {"tenantId": "Ann"}
 @pytest.mark.parametrize("key", ["{order.tenant_id}", "{order[tenant_id]}"])
 @pytest.mark.parametrize("order", [{"tenant_id": "ann"}, Order(tenantId="ann"), Row(tenant_id="ann")])
 def test_a_dot_and_brackets_mean_the_same_in_dicts_and_objects(key: str, order: Any) -> None:
-    assert asked(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
+    assert requests_of(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_dot_and_brackets_mean_the_same_in_dicts_and_objects(key: str, order: 
     ],
 )
 def test_parts_of_parts(key: str, order: Any) -> None:
-    assert asked(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
+    assert requests_of(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
 
 
 def test_costs_shares_and_coalesced_keys_have_parts_too() -> None:
@@ -93,7 +93,7 @@ def test_costs_shares_and_coalesced_keys_have_parts_too() -> None:
 def test_a_part_that_is_missing_or_of_none_is_a_missing_key() -> None:
     plan = plan_of(any_task, limits=Limit("1/s", key="{order.customer.id}", missing_key="exempt"))
     for order in ({}, {"customer": None}, {"customer": {}}, None):
-        assert asked(plan, order) == []
+        assert requests_of(plan, order) == []
     with pytest.raises(ConfigurationError, match="has no attribute 'customer'"):
         plan.demands((7,), {})  # a mistake, and not a missing key
 
@@ -121,14 +121,14 @@ def test_a_part_that_fails_is_an_error_and_not_missing(key: str, why: str, custo
     plan = plan_of(any_task, limits=Limit("1/s", key=f"{{order.{key}}}", missing_key="exempt"))
     with pytest.raises(ConfigurationError, match=why):
         plan.demands((customer,), {})
-    assert asked(plan_of(any_task, limits=Limit("1/s", key="{order.x}", missing_key="exempt")), Items()) == []
+    assert requests_of(plan_of(any_task, limits=Limit("1/s", key="{order.x}", missing_key="exempt")), Items()) == []
 
 
 def test_braces_and_formats_of_a_template_stay() -> None:
     def task(order: Any, width: int) -> None: ...
 
     plan = plan_of(task, limits=Limit("1/s", key="{{x}}:{order.n:0{width}d}:{order!r}"))
-    assert asked(plan, {"n": 7}, 3) == [("shop.charge", "{x}:007:{'n': 7}", 1)]
+    assert requests_of(plan, {"n": 7}, 3) == [("shop.charge", "{x}:007:{'n': 7}", 1)]
 
 
 def test_the_limiter_reads_them_alike() -> None:
@@ -147,15 +147,15 @@ def test_a_limit_reads_the_model_that_the_task_gets(options: dict[str, Any]) -> 
     limit = Limit("9/s", burst=9, key="{order.tenant_id}:{order.market}", cost="order.weight")
     plan = plan_of(model_task, pydantic=True, limits=limit, **options)
     for order in (ANN, {"tenant_id": "ANN"}, Order(tenantId="ANN")):
-        assert asked(plan, order) == [("shop.charge", "ann:de", 2)]
-        assert asked(plan, order=order) == [("shop.charge", "ann:de", 2)]
+        assert requests_of(plan, order) == [("shop.charge", "ann:de", 2)]
+        assert requests_of(plan, order=order) == [("shop.charge", "ann:de", 2)]
 
 
 def test_a_task_that_is_bound_to_itself_has_models_too() -> None:
     def task(self: Any, order: Order, *rest: int, other: Order | None = None, **more: Any) -> None: ...
 
     plan = plan_of(task, bind=True, pydantic=True, limits=Limit("1/s", key="{order.tenant_id}:{other.tenant_id}:{n}"))
-    assert asked(plan, ANN, 1, 2, other=ANN, n=7) == [("shop.charge", "ann:ann:7", 1)]
+    assert requests_of(plan, ANN, 1, 2, other=ANN, n=7) == [("shop.charge", "ann:ann:7", 1)]
 
 
 def test_a_callable_gets_models_as_they_were_passed() -> None:
@@ -182,7 +182,7 @@ def test_what_counts_as_equal_without_a_key_is_the_message() -> None:
 
     plan = plan_of(task, pydantic=True, limits="1/s", coalesce="newest")
     assert plan.alone("x", ({"n": 1},), {}) != plan.alone("x", ({"n": 2},), {})
-    by_key = plan_of(task, app=app_with(), pydantic=True, limits="1/s", coalesce="newest", coalesce_key="{hidden.n}")
+    by_key = plan_of(task, app=make_app(), pydantic=True, limits="1/s", coalesce="newest", coalesce_key="{hidden.n}")
     assert by_key.alone("x", ({"n": 1},), {}) == by_key.alone("x", ({"n": "1"},), {})
 
 
@@ -199,7 +199,7 @@ def test_what_the_task_refuses_its_limit_refuses() -> None:
 
 def test_arguments_that_no_limit_reads_are_not_validated() -> None:
     plan = plan_of(model_task, pydantic=True, limits="1/s")
-    assert asked(plan, {"weight": 3}) == [("shop.charge", "", 1)]
+    assert requests_of(plan, {"weight": 3}) == [("shop.charge", "", 1)]
 
 
 # -- Checked at the start ----------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_arguments_that_no_limit_reads_are_not_validated() -> None:
 def test_a_part_that_a_model_does_not_have_is_refused(key: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
-    plan_of(model_task, app=app_with(), limits=Limit("1/s", key=key))  # dicts, which may have any keys
+    plan_of(model_task, app=make_app(), limits=Limit("1/s", key=key))  # dicts, which may have any keys
 
 
 @pytest.mark.parametrize(
@@ -251,14 +251,14 @@ def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
         *("{line.sku}", "{line.row.tenant_id}", "{row[lines][0].sku}", "{rows[3].tenant_id}", "{by_id[7].sku}"),
         *("{either.color}", "{rest[0].tenant_id}"),
     ):
-        plan_of(task, app=app_with(), limits=Limit("1/s", key=good))
+        plan_of(task, app=make_app(), limits=Limit("1/s", key=good))
     for bad in ("{line.sk}", "{line.row.x}", "{row[lines][0].x}", "{rows[3].x}", "{by_id[7].x}"):
         with pytest.raises(ConfigurationError, match=r"has no '(sk|x)'"):
-            plan_of(task, app=app_with(), limits=Limit("1/s", key=bad))
+            plan_of(task, app=make_app(), limits=Limit("1/s", key=bad))
     with pytest.raises(ConfigurationError, match=r"cost='line\.weight' of limit 'a' names .*Line has no"):
-        plan_of(task, app=app_with(), limits=Limit("1/s", burst=9, name="a", cost="line.weight"))
+        plan_of(task, app=make_app(), limits=Limit("1/s", burst=9, name="a", cost="line.weight"))
     with pytest.raises(ConfigurationError, match=r"coalesce_key='\{line\.x\}' names 'line.x', and Line has no 'x'"):
-        plan_of(task, app=app_with(), limits="1/s", coalesce="newest", coalesce_key="{line.x}")
+        plan_of(task, app=make_app(), limits="1/s", coalesce="newest", coalesce_key="{line.x}")
 
 
 @pytest.mark.parametrize("annotation", [dict, list, Any, typing.Dict, typing.List, typing.Mapping, str, "str | int"])  # noqa: UP006
@@ -266,7 +266,7 @@ def test_annotations_that_say_nothing_about_parts(annotation: Any) -> None:
     def task(order: Any) -> None: ...
 
     task.__annotations__["order"] = annotation
-    assert asked(plan_of(task, limits=Limit("1/s", key="{order.x}")), {"x": "ann"}) == [("shop.charge", "ann", 1)]
+    assert requests_of(plan_of(task, limits=Limit("1/s", key="{order.x}")), {"x": "ann"}) == [("shop.charge", "ann", 1)]
 
 
 def test_a_model_that_allows_other_fields_may_have_any() -> None:
@@ -276,11 +276,11 @@ def test_a_model_that_allows_other_fields_may_have_any() -> None:
     def task(loose: Loose) -> None: ...
 
     plan = plan_of(task, pydantic=True, limits=Limit("1/s", key="{loose.tenant}"))
-    assert asked(plan, {"tenant": "ann"}) == [("shop.charge", "ann", 1)]
+    assert requests_of(plan, {"tenant": "ann"}) == [("shop.charge", "ann", 1)]
 
 
 def test_annotations_that_are_not_there_when_a_worker_runs_are_not_checked() -> None:
     def task(order: "Elsewhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     plan = plan_of(task, limits=Limit("1/s", key="{order.tenant_id}"))
-    assert asked(plan, {"tenant_id": "ann"}) == [("shop.charge", "ann", 1)]
+    assert requests_of(plan, {"tenant_id": "ann"}) == [("shop.charge", "ann", 1)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
+from celery_ratelimit import ConfigurationError, Limit, RateLimitedTask
 from celery_ratelimit.app.app_limits import limits_of_app
 from celery_ratelimit.app.survey import forgotten, limits_shown
 from celery_ratelimit.backlog.backlog import ParkResult
@@ -30,23 +29,9 @@ def app_with(*limits: Any, **options: Any) -> Celery:
     return app
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, "9", True, math.nan, 2**53, [1]])
-@pytest.mark.parametrize("make", [lambda **more: Limit("1/s", **more), lambda **more: Concurrency(2, **more)])
-def test_an_impossible_bound_is_named(make: Any, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"max_parked=.* must be a whole number of at least 1") as caught:
-        make(name="api", max_parked=value)
-    assert "'api'" in str(caught.value)
-
-
 def test_the_task_is_named_where_its_options_make_the_limit() -> None:
     with pytest.raises(ConfigurationError, match=r"task 'sync0'.*: Limit\('1/s'\): max_parked=0 must be"):
         limits_of_app(app_with({"rate": "1/s", "max_parked": 0}))
-
-
-def test_a_leaky_bucket_with_a_capacity_parks_no_task() -> None:
-    assert Limit("1/s", algorithm="leaky_bucket", max_parked=5).max_parked == 5
-    with pytest.raises(ConfigurationError, match=r"max_parked=5 is about parked tasks, .* capacity"):
-        Limit("1/s", algorithm="leaky_bucket", capacity=5, max_parked=5)
 
 
 def test_two_limits_of_a_name_have_one_bound() -> None:

@@ -6,30 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
 from celery_ratelimit.app.plan import Plan, make_plan
 from celery_ratelimit.app.settings import settings_of
-
-
-def app_with(**conf: Any) -> Celery:
-    app = Celery("test", broker="redis://nowhere", set_as_current=False)
-    app.conf.update(conf)
-    return app
-
-
-def plan_of(function: Any, *, app: Celery | None = None, queue: str = "celery", **options: Any) -> Plan:
-    app = app or app_with()
-    task = app.task(name="shop.charge", **options)(function)
-    plan = make_plan(task, queue, settings_of(app))
-    assert plan is not None
-    return plan
-
-
-def asked(plan: Plan, *args: Any, **kwargs: Any) -> list[tuple[str, str, int]]:
-    """What a call with these arguments asks: (limit, key, cost) of each."""
-    return [(demand.name, demand.key, demand.cost) for demand in plan.demands(args, kwargs)]
+from tests.unit.apps import make_app, plan_of, requests_of
 
 
 def charge(order_id: int, tenant: str = "none", *, amount: int = 1) -> None: ...
@@ -51,35 +32,35 @@ def test_a_template_is_filled_by_name_however_arguments_are_passed(
     args: tuple[Any, ...], kwargs: dict[str, Any], key: str
 ) -> None:
     plan = plan_of(charge, limits=Limit("1/s", key="{tenant}:{order_id}"))
-    assert asked(plan, *args, **kwargs) == [("shop.charge", key, 1)]
+    assert requests_of(plan, *args, **kwargs) == [("shop.charge", key, 1)]
 
 
 def test_a_template_reaches_into_arguments() -> None:
     def task(order: dict[str, Any], tags: list[str]) -> None: ...
 
     plan = plan_of(task, limits=Limit("1/s", key="{order[tenant]}/{tags[0]}"))
-    assert asked(plan, {"tenant": "ann"}, ["x"]) == [("shop.charge", "ann/x", 1)]
+    assert requests_of(plan, {"tenant": "ann"}, ["x"]) == [("shop.charge", "ann/x", 1)]
 
 
 def test_a_bound_task_does_not_count_self() -> None:
     def task(self: Any, tenant: str, n: int = 2) -> None: ...
 
     plan = plan_of(task, bind=True, limits=Limit("1/s", burst=9, key="{tenant}", cost="n"))
-    assert asked(plan, "ann") == [("shop.charge", "ann", 2)]
+    assert requests_of(plan, "ann") == [("shop.charge", "ann", 2)]
     with pytest.raises(ConfigurationError, match="'self'"):
         plan_of(task, bind=True, limits=Limit("1/s", key="{self}"))
 
 
 def test_a_task_that_retries_by_itself_keeps_its_arguments_names() -> None:
     plan = plan_of(charge, autoretry_for=(OSError,), limits=Limit("1/s", key="{tenant}"))
-    assert asked(plan, 7, "ann") == [("shop.charge", "ann", 1)]
+    assert requests_of(plan, 7, "ann") == [("shop.charge", "ann", 1)]
 
 
 def test_keyword_arguments_without_a_name_in_the_signature() -> None:
     def task(order_id: int, **options: Any) -> None: ...
 
     plan = plan_of(task, limits=Limit("1/s", burst=9, key="{tenant}", cost="weight"))
-    assert asked(plan, 7, tenant="ann", weight=3) == [("shop.charge", "ann", 3)]
+    assert requests_of(plan, 7, tenant="ann", weight=3) == [("shop.charge", "ann", 3)]
     with pytest.raises(ConfigurationError, match=r"key='\{tenant\}' cannot be filled from the arguments order_id"):
         plan.demands((7,), {"weight": 3})
     with pytest.raises(ConfigurationError, match="cost='weight' is not among the arguments order_id, tenant"):
@@ -109,7 +90,7 @@ def test_callables_get_the_arguments_of_the_call() -> None:
         return amount * 2
 
     plan = plan_of(charge, limits=Limit("1/s", burst=10, key=key, cost=cost))  # type: ignore[arg-type]
-    assert asked(plan, 7, tenant="ann", amount=3) == [("shop.charge", "42", 6)]
+    assert requests_of(plan, 7, tenant="ann", amount=3) == [("shop.charge", "42", 6)]
     assert seen == [((7,), {"tenant": "ann", "amount": 3})]
 
 
@@ -129,8 +110,8 @@ def test_a_call_that_does_not_fit_the_signature_is_the_tasks_own_error() -> None
 
 def test_the_cost_may_be_an_argument() -> None:
     plan = plan_of(charge, limits=Limit("200000/m", burst=1000, cost="amount"))
-    assert asked(plan, 7, amount=250) == [("shop.charge", "", 250)]
-    assert asked(plan, 7) == [("shop.charge", "", 1)]
+    assert requests_of(plan, 7, amount=250) == [("shop.charge", "", 250)]
+    assert requests_of(plan, 7) == [("shop.charge", "", 1)]
     with pytest.raises(ImpossibleRequest) as caught:
         plan.demands((7,), {"amount": 1001})
     assert (caught.value.limit, caught.value.cost, caught.value.capacity) == ("shop.charge", 1001, 1000)
@@ -147,7 +128,7 @@ def test_a_cost_that_is_no_number_of_permits_is_named(amount: Any) -> None:
 def test_without_keys_and_computed_costs_the_arguments_are_not_looked_at() -> None:
     plan = plan_of(charge, limits=["1/s", Limit("5/m", burst=5, name="other", cost=3)])
     assert plan.demands((), {}) is plan.demands(("any", "number", "of"), {"unknown": 1})
-    assert asked(plan) == [("shop.charge", "", 1), ("other", "", 3)]
+    assert requests_of(plan) == [("shop.charge", "", 1), ("other", "", 3)]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +153,7 @@ def names(plan: Plan | None) -> list[tuple[str | None, str]]:
 
 
 def test_a_task_that_nothing_limits_has_no_plan() -> None:
-    app = app_with(ratelimit_tasks={"other.*": "1/s"}, ratelimit_queues={"emails": "1/s"})
+    app = make_app(ratelimit_tasks={"other.*": "1/s"}, ratelimit_queues={"emails": "1/s"})
     task = app.task(name="shop.charge")(charge)
     assert make_plan(task, "celery", settings_of(app)) is None
 
@@ -187,7 +168,7 @@ def test_two_rates_without_names_have_a_bucket_each() -> None:
 
 
 def test_own_limits_then_patterns_then_the_queue() -> None:
-    app = app_with(
+    app = make_app(
         ratelimit_quotas={"stripe": "100/s"},
         ratelimit_tasks={"shop.*": "stripe", "*.charge": ["7/m"], "other": "1/d", "Shop.*": "2/d"},
         ratelimit_queues={"emails": "14/s", "celery": "1/s"},
@@ -203,7 +184,7 @@ def test_own_limits_then_patterns_then_the_queue() -> None:
 
 
 def test_tasks_of_one_pattern_have_buckets_of_their_own_and_share_a_quota() -> None:
-    app = app_with(ratelimit_quotas={"stripe": "100/s"}, ratelimit_tasks={"shop.*": ["5/s", "stripe"]})
+    app = make_app(ratelimit_quotas={"stripe": "100/s"}, ratelimit_tasks={"shop.*": ["5/s", "stripe"]})
     plans = [make_plan(app.task(name=name)(charge), "q", settings_of(app)) for name in ("shop.a", "shop.b")]
     assert [names(plan) for plan in plans] == [
         [("shop.a", "5/s"), ("stripe", "100/s")],
@@ -212,26 +193,26 @@ def test_tasks_of_one_pattern_have_buckets_of_their_own_and_share_a_quota() -> N
 
 
 def test_tasks_of_one_queue_share_its_bucket() -> None:
-    app = app_with(ratelimit_queues={"emails": "14/s"})
+    app = make_app(ratelimit_queues={"emails": "14/s"})
     plans = [make_plan(app.task(name=name)(charge), "emails", settings_of(app)) for name in ("a", "b")]
     assert [names(plan) for plan in plans] == [[("emails", "14/s")]] * 2
 
 
 def test_a_quota_named_by_task_pattern_and_queue_is_paid_once() -> None:
-    app = app_with(
+    app = make_app(
         ratelimit_quotas={"stripe": "100/s"},
         ratelimit_tasks={"shop.*": ["stripe", "stripe"]},
         ratelimit_queues={"emails": "stripe"},
     )
     plan = plan_of(charge, app=app, queue="emails", limits=["stripe", "stripe"])
-    assert asked(plan) == [("stripe", "", 1)]
+    assert requests_of(plan) == [("stripe", "", 1)]
 
 
 def test_the_same_limit_by_key_is_paid_once_a_key() -> None:
     tenant, order = Limit("1/s", name="api", key="{tenant}"), Limit("1/s", name="api", key="{order_id}")
     plan = plan_of(charge, limits=[tenant, order])
-    assert asked(plan, 7, "ann") == [("api", "ann", 1), ("api", "7", 1)]
-    assert asked(plan, 7, "7") == [("api", "7", 1)]
+    assert requests_of(plan, 7, "ann") == [("api", "ann", 1), ("api", "7", 1)]
+    assert requests_of(plan, 7, "7") == [("api", "7", 1)]
 
 
 def test_a_mapping_describes_a_limit_in_an_option_too() -> None:
@@ -252,7 +233,7 @@ def test_a_mapping_describes_a_limit_in_an_option_too() -> None:
 )
 def test_limits_that_cannot_be_name_the_task(limits: Any, part: str) -> None:
     with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
-        plan_of(charge, app=app_with(ratelimit_quotas={"stripe": "1/s"}), limits=limits)
+        plan_of(charge, app=make_app(ratelimit_quotas={"stripe": "1/s"}), limits=limits)
     assert part in str(caught.value)
 
 

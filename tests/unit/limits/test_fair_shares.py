@@ -75,32 +75,6 @@ def test_a_share_that_cannot_be_made_is_said_as_a_key_is() -> None:
             plan_of(Limit("5/s", name="stripe", fair=fair))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"fair": 7}, "fair=7 must be a template"),
-        ({"fair": "{0}"}, r"fair='\{0\}' must name the task's arguments"),
-        ({"fair": "{"}, "is not a template"),
-        ({"weights": {"a": 1}}, "say with fair= who that is"),
-        ({"fair": "{a}", "weights": [("a", 1)]}, "must be a mapping"),
-        ({"fair": "{a}", "weights": {7: 1}}, "has the key 7, which is no text"),
-        ({"fair": "{a}", "weights": {"a": -1}}, "weight -1 of 'a' must be 0"),
-        ({"fair": "{a}", "weights": {"a": float("nan")}}, "weight nan of 'a'"),
-        ({"fair": "{a}", "weights": {"a": float("inf")}}, "weight inf of 'a'"),
-        ({"fair": "{a}", "weights": {"a": True}}, "weight True of 'a'"),
-        ({"fair": "{a}", "weights": {"a": "4"}}, "weight '4' of 'a'"),
-        ({"fair": "{a}", "weights": {"a": 1e-4}}, "from 0.001 to 1000000"),
-        ({"fair": "{a}", "weights": {"a": 1e308}}, r"weight 1e\+308 of 'a'"),
-        ({"fair": "{a}", "weights": {"a": 1e7}}, "from 0.001 to 1000000"),
-    ],
-)
-def test_what_cannot_be_is_said(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        Limit("5/s", **options)
-    with pytest.raises(ConfigurationError, match=said):
-        Concurrency(5, **options)
-
-
 def test_weights_are_frozen_and_shown_as_they_were_written() -> None:
     same = Limit("5/s", name="stripe", fair="{tenant_id}", weights={"held": 0.0, "gold": 4.0})
     assert same == FAIR
