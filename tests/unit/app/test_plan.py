@@ -35,13 +35,6 @@ def test_a_template_is_filled_by_name_however_arguments_are_passed(
     assert requests_of(plan, *args, **kwargs) == [("shop.charge", key, 1)]
 
 
-def test_a_template_reaches_into_arguments() -> None:
-    def task(order: dict[str, Any], tags: list[str]) -> None: ...
-
-    plan = plan_of(task, limits=Limit("1/s", key="{order[tenant]}/{tags[0]}"))
-    assert requests_of(plan, {"tenant": "ann"}, ["x"]) == [("shop.charge", "ann/x", 1)]
-
-
 def test_a_bound_task_does_not_count_self() -> None:
     def task(self: Any, tenant: str, n: int = 2) -> None: ...
 

@@ -1,12 +1,13 @@
-"""Operations that run side by side: the scripts of one step take one round trip."""
+"""Operations: batches of script calls, and operations that share round trips."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from celery_ratelimit.limiter.operation import Operation, RunScript, at_once, run_all
+from celery_ratelimit.limiter.operation import Operation, RunScript, at_once, batches, run_all
 from celery_ratelimit.limiter.script_calls import call_of
 from celery_ratelimit.store.script import Script
 
@@ -60,3 +61,21 @@ def test_error_of_one_operation_ends_all() -> None:
 
     with pytest.raises(LookupError, match="no such limit"):
         driven(at_once(asking("b", "c"), failing()))
+
+
+@pytest.mark.parametrize(
+    ("alone", "sizes", "most", "largest", "expected"),
+    [
+        (False, [], 2, 10, []),
+        (False, [1, 1, 1], 2, math.inf, [[1, 1], [1]]),
+        (False, [4, 6, 1], 9, 10, [[4, 6], [1]]),
+        (False, [4, 7, 3], 9, 10, [[4], [7, 3]]),
+        (False, [12, 12], 9, 10, [[12], [12]]),  # one item is never split
+        (False, [0, 10, 0], 9, 10, [[0, 10, 0]]),
+        (True, [1, 1], 9, 10, [[1], [1]]),
+    ],
+)
+def test_batches_are_bounded_and_keep_the_order(
+    alone: bool, sizes: list[int], most: int, largest: float, expected: list[list[int]]
+) -> None:
+    assert batches(alone, sizes, most, largest, lambda size: size) == expected

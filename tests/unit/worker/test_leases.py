@@ -81,14 +81,6 @@ def test_leaving_request_with_a_lost_reply_releases_its_lease(bench: Bench, leav
     bench.check_empty()
 
 
-def test_lease_granted_after_the_connection_is_lost_is_released(bench: Bench) -> None:
-    """A greenlet waits for the store, while another one closes the gate."""
-    bench.at["ask"] = [bench.lose_connection]
-    request = bench.come(bench.task("wait", "p1"))
-    assert request.ends == ["lost"]
-    bench.check_empty()
-
-
 def test_run_ids_are_unique() -> None:
     ids = {run_id("task") for _ in range(100)}
     assert len(ids) == 100

@@ -87,33 +87,18 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
         (pending(until=NOW), limit_queue(), None, True, Republish(0.0, RATE)),  # before the broker takes it for lost
         (pending(until=NOW + 0.001), limit_queue(), None, True, Acquire(for_permit=True)),
         (pending(until=NOW), limit_queue(), RATE, True, Republish(0.0, RATE)),
-        (
-            pending(),
-            limit_queue(),
-            RATE,
-            True,
-            Park(RATE, RETURN_AHEAD, only_behind=True),
-        ),  # behind those who are parked
+        # Behind those who are parked.
+        (pending(), limit_queue(), RATE, True, Park(RATE, RETURN_AHEAD, only_behind=True)),
         (pending(slot=True), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
         (pending("wait"), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
         (pending(slot=True), limit_queue(next_acquire=NOW), None, True, Acquire(for_permit=True)),
-        (
-            pending(slot=True, not_before=NOW + 0.05),
-            limit_queue(),
-            None,
-            True,
-            BlockQueue(NOW + 0.05),
-        ),  # others come until then
+        # Others come until then.
+        (pending(slot=True, not_before=NOW + 0.05), limit_queue(), None, True, BlockQueue(NOW + 0.05)),
         (pending(not_before=NOW + 0.05), limit_queue(), None, False, BlockQueue(NOW + 0.05)),
         (pending(not_before=NOW + 0.05), limit_queue(), RATE, True, Park(RATE, RETURN_AHEAD, only_behind=True)),
         (pending(slot=True, not_before=NOW), limit_queue(), None, True, Acquire(for_permit=True)),
-        (
-            pending(),
-            limit_queue(next_acquire=NOW + 1),
-            None,
-            True,
-            Acquire(for_permit=True),
-        ),  # who would be parked asks
+        # Who would be parked asks.
+        (pending(), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
         (pending("wait"), limit_queue(next_acquire=NOW + 1, closed=NOW + 0.01), None, True, BlockQueue(NOW + 1)),
         (
             pending("wait"),
@@ -130,23 +115,13 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
             BlockQueue(NOW + 1),
         ),
         (pending("drop"), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
-        (
-            pending(slot=True),
-            limit_queue(is_open=False),
-            None,
-            False,
-            BlockQueue(None),
-        ),  # who has a slot waits for a process
+        # Who has a slot waits for a process.
+        (pending(slot=True), limit_queue(is_open=False), None, False, BlockQueue(None)),
         (pending("wait"), limit_queue(is_open=False), None, False, BlockQueue(None)),
         (pending("drop"), limit_queue(is_open=False), None, False, BlockQueue(None)),
         (pending(), limit_queue(), None, False, BlockQueue(None)),  # it could have started at once
-        (
-            pending(),
-            limit_queue(is_open=False),
-            None,
-            False,
-            Acquire(for_permit=False),
-        ),  # makes room for what is behind it
+        # Makes room for what is behind it.
+        (pending(), limit_queue(is_open=False), None, False, Acquire(for_permit=False)),
     ],
 )
 def test_before_acquire(
@@ -185,12 +160,8 @@ def test_new_request_without_a_process_is_parked_if_its_limit_is_closed_for_long
         (pending(slot=True), limit_queue(), False, Republish(0.0)),
         (pending(slot=True), limit_queue(next_acquire=NOW + 1), False, Republish(0.0)),
         (pending(slot=True), limit_queue(), True, Republish(0.0)),
-        (
-            pending(slot=True, reserved_for=NOW + 0.7),
-            limit_queue(),
-            False,
-            Republish(0.7),
-        ),  # where it waits for the rest of the time
+        # Where it waits for the rest of the time.
+        (pending(slot=True, reserved_for=NOW + 0.7), limit_queue(), False, Republish(0.7)),
         (pending(slot=True, reserved_for=NOW - 0.7), limit_queue(), False, Republish(0.0)),
         (pending(until=NOW, slot=True, reserved_for=NOW + 2), limit_queue(), False, Republish(0.0, RATE)),
     ],
@@ -276,13 +247,7 @@ def test_granted(wait: float, is_idle: bool, action: Action) -> None:
         (pending("wait"), said(0.021), True, False, BlockQueue(NOW + LEAST_PAUSE, RATE, 0.021)),
         (pending("wait"), said(LONGEST), True, False, BlockQueue(NOW + LONGEST - EARLY, RATE, LONGEST)),
         (pending("wait"), said(LONGEST + 1), True, False, Republish(LONGEST + 1, RATE)),
-        (
-            pending("wait", demands=(PLACE, RATE)),
-            said(5.0),
-            True,
-            False,
-            BlockQueue(NOW + 0.25, RATE, 5.0),
-        ),
+        (pending("wait", demands=(PLACE, RATE)), said(5.0), True, False, BlockQueue(NOW + 0.25, RATE, 5.0)),
         (pending(demands=(PLACE, RATE)), said(5.0, binding=None), True, True, Park(PLACE, 5.0, since=77)),
         (pending("drop"), said(0.021), True, False, GiveUp("drop", RATE, 0.021)),
         (pending("fail"), said(0.021), True, False, GiveUp("fail", RATE, 0.021)),

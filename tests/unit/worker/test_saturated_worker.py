@@ -45,17 +45,11 @@ def test_single_worker_never_pauses_its_return_queues(bench: Bench) -> None:
 
 
 def test_returning_task_is_sent_back_to_other_workers(bench: Bench) -> None:
-    fill(bench)
-    assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["sent back"]
-    assert bench.come(bench.task("wait", "r2"), via_return_queue=True).ends == ["sent back"]
-    bench.check()
-
-
-def test_returned_copy_is_not_deduplicated_by_the_saturated_worker(bench: Bench) -> None:
-    """The worker that has it next asks."""
+    """The next worker asks the store whether this copy may run."""
     fill(bench)
     bench.at["may run"] = [AssertionError("the store was asked")]
     assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["sent back"]
+    assert bench.come(bench.task("wait", "r2"), via_return_queue=True).ends == ["sent back"]
     bench.check()
 
 

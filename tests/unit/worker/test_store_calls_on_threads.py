@@ -261,9 +261,10 @@ def test_pending_call_is_cancelled_when_the_connection_is_lost(bench: Bench) -> 
         question().get()
 
 
-def test_unexpected_error_fails_the_first_request_of_the_call(bench: Bench) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("unforeseen"), ImpossibleRequest("r1", 2, 1)])
+def test_error_of_an_acquire_fails_its_first_request_alone(bench: Bench, error: Exception) -> None:
     bench.tats["r1"] = OPEN
-    bench.at["ask"] = [ZeroDivisionError("unforeseen")]
+    bench.at["ask"] = [error]
     requests = come(bench, 3, "wait", "r1")
     bench.run(1.0)
     assert ends(requests) == ["failed", "started", "started"]
@@ -284,13 +285,6 @@ def test_process_is_kept_for_a_request_being_parked(bench: Bench) -> None:
     assert (ends(limited), ends(plain)) == ([""], ["started", ""])
     bench.run(THREAD_LATENCY)
     assert (ends(limited), ends(plain)) == (["parked"], ["started", ""]), "it may come back to this worker"
-
-
-def test_impossible_request_fails_alone(bench: Bench) -> None:
-    bench.at["ask"] = [ImpossibleRequest("r1", 2, 1)]
-    requests = come(bench, 2, "retry", "r1")
-    bench.run(0.1)
-    assert ends(requests) == ["failed", "started"]
 
 
 def test_unexpected_error_of_a_park_call_fails_one_request(bench: Bench) -> None:

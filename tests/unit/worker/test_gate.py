@@ -1,13 +1,14 @@
-"""What is raised in the gate, or comes in while a greenlet waits there, ends one task and leaves nothing behind."""
+"""Errors, lost connections and expired requests in the gate leave no request and no lease behind."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from celery_ratelimit.worker.request import State
-from tests.unit.worker.gate_bench import Bench, Lost
+from tests.unit.worker.gate_bench import Bench, Lost, Request
 
 
 @pytest.fixture
@@ -93,3 +94,40 @@ def test_connection_lost_at_a_granted_turn_leaves_nothing(bench: Bench) -> None:
     bench.at["revoked"] = [bench.lose_connection]
     bench.run(1.0)
     bench.check_empty()
+
+
+def test_expired_requests_end_behind_a_request_that_still_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is not looked at otherwise before its turn."""
+    task = bench.task("wait", "r1")
+    bench.tats["r1"] = bench.now + 1000.0
+    patient, expiring = bench.come(task), []
+    for seconds in (0, 3600, 0):
+        monkeypatch.setattr(Request, "expires", datetime.now(timezone.utc) + timedelta(seconds=seconds))
+        expiring.append(bench.come(task))
+        expiring[-1].is_revoked = seconds == 0
+    asked = len(bench.asked)
+    bench.run(1.0)
+    assert [request.ends for request in (patient, *expiring)] == [[], ["revoked"], [], ["revoked"]]
+    assert len(bench.asked) == asked, "the store is not asked for it"
+
+
+def test_process_is_reserved_only_for_a_granted_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    plain = bench.task("plain")
+    bench.tats["r1"] = bench.now + 0.1
+    limited = bench.come(bench.task("wait", "r1"))
+    for _ in range(2):
+        bench.come(plain)
+    waits = bench.come(plain)  # for a process, and takes 50 ms
+    assert not waits.ends
+    bench.tats["r1"] += 0.1  # the turn is another worker's
+    bench.run(0.074)  # near enough to it that a process would be kept
+    bench.finish()
+    assert waits.ends == ["started"]
+    bench.come(plain)
+    bench.run(0.102)  # near enough to the next one
+    bench.finish()
+    bench.run(0.0)
+    assert [each.ends for each in bench.requests[4:]] == [[]], "it is kept for the permit"
+    bench.run(0.025)
+    assert limited.ends == ["started"]
