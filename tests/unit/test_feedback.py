@@ -6,6 +6,7 @@ import math
 import random
 from email.utils import formatdate
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,20 +19,45 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, UpstreamThrottled
 from celery_ratelimit.feedback import Feedback, read_headers, read_response
-from tests.unit.recorded_responses import RESPONSES, Recorded
 
 NOW = 1_767_225_600.0
 HEADERS = {"Retry-After": "7", "X-RateLimit-Remaining": "3"}
 SAID = Feedback(retry_after=7.0, remaining=3, status=429)
 
 
+class Recorded:
+    """One response of ``recorded_responses.txt``."""
+
+    def __init__(self, text: str) -> None:
+        self.name, _, status, *lines = [line.strip() for line in text.splitlines()]
+        code, _, now = status.partition(" ")
+        self.status, self.now = int(code), float(now or NOW)
+        headers = [line.partition(":") for line in lines if not line.startswith("->")]
+        self.headers = [(name, value.strip()) for name, _, value in headers]
+        self.feedback: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            if line.startswith("->"):
+                _, unit, *fields = line.split()
+                pairs = [field.split("=") for field in fields]
+                self.feedback[unit] = {
+                    name: True if value == "true" else pytest.approx(float(value)) for name, value in pairs
+                }
+
+
+RECORDED = (Path(__file__).parent / "recorded_responses.txt").read_text()
+RESPONSES = [Recorded(text) for text in RECORDED.strip().split("\n\n")[1:]]
+
+
 @pytest.mark.parametrize("recorded", RESPONSES, ids=lambda recorded: recorded.name)
 def test_recorded_responses_are_read(recorded: Recorded) -> None:
-    response = SimpleNamespace(headers=recorded.pairs(), status_code=recorded.status)
-    for unit, says in recorded.says.items():
+    response = SimpleNamespace(headers=recorded.headers, status_code=recorded.status)
+    assert recorded.feedback
+    for unit, fields in recorded.feedback.items():
+        expected = dict(fields)
+        pause = expected.pop("pause", None)
         found = read_response(response, recorded.now, unit=unit)
-        assert found == Feedback(status=recorded.status, **says), unit
-        assert found.pause == recorded.pause.get(unit), unit
+        assert found == Feedback(status=recorded.status, **expected), unit
+        assert found.pause == pause, unit
 
 
 @pytest.mark.parametrize(
@@ -157,8 +183,8 @@ def test_object_without_headers_is_an_error(response: Any) -> None:
 
 # -- Malformed and hostile ---------------------------------------------------------------------------------------------
 
-NAMES = sorted({name.lower() for recorded in RESPONSES for name, _ in recorded.pairs()})
-VALUES = sorted({value for recorded in RESPONSES for _, value in recorded.pairs()})
+NAMES = sorted({name.lower() for recorded in RESPONSES for name, _ in recorded.headers})
+VALUES = sorted({value for recorded in RESPONSES for _, value in recorded.headers})
 ODD = [
     *("", "-1", "0", "-0", "1e999", "inf", "nan", "9" * 400, "-" + "9" * 400, "0x7f", "1_000", "٣٤", "\0", "\r\nx: 1"),
     *('"', '"' * 99, ";" * 99, "," * 99, '"a";r', '"a";r=;t=', '"a";r=-5;t=9', '"\\', "limit=,remaining=-1", "=;=,="),
@@ -182,7 +208,7 @@ def test_malformed_headers_stay_within_bounds() -> None:
     said = 0
     for _ in range(10_000):
         headers = []
-        for name, real in chance.choice(RESPONSES).pairs():
+        for name, real in chance.choice(RESPONSES).headers:
             value = real if chance.random() < 0.4 else chance.choice(ODD if chance.random() < 0.5 else VALUES)
             for _ in range(chance.choice([0, 0, 1, 3])):  # a character is lost, doubled, or another
                 at = chance.randrange(len(value) + 1)
