@@ -1,4 +1,4 @@
-"""What is read from responses: recorded headers, each client's responses, and headers of every malformed kind."""
+"""Feedback of upstreams: recorded responses, responses of each client, malformed headers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_recorded_responses_are_read(recorded: Recorded) -> None:
         ],
     ],
 )
-def test_times(text: str, seconds: float | None) -> None:
+def test_times_in_headers(text: str, seconds: float | None) -> None:
     found = read_headers({"X-RateLimit-Reset": text}, NOW).reset_after
     assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-4))
 
@@ -126,7 +126,7 @@ def test_tightest_of_several_quotas_counts() -> None:
     assert read_headers({**headers, "X-RateLimit-Remaining": "?"}, NOW) == Feedback(remaining=1, reset_after=5.0)
 
 
-def test_longer_times_are_cut() -> None:
+def test_times_are_capped() -> None:
     ten_years = {"retry-after": "315360000", "x-ratelimit-reset": "315360000"}
     assert read_headers(ten_years, NOW) == Feedback(retry_after=3600.0, reset_after=3600.0)
     assert read_headers(ten_years, NOW, max_pause=60) == Feedback(retry_after=60, reset_after=60)

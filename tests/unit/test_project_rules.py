@@ -1,4 +1,4 @@
-"""The map in CONTRIBUTING is that of the import rules; and the size rule holds."""
+"""Rules of the project: the map of folders, sizes of files and classes, constants, options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hook of a task that is async is not run, and the log says so."""
+"""An async hook of a task is logged and not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When RabbitMQ would have ended a message that is parked, and what is done with one that comes back later."""
+"""The deadline of a parked RabbitMQ message with a time to live."""
 
 from __future__ import annotations
 

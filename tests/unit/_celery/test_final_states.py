@@ -1,4 +1,4 @@
-"""Tasks that end in the worker's main process, whatever their result backend does: each ends once, at its deadline."""
+"""Tasks that end in the main process are stored on a thread and end once, at the latest at a deadline."""
 
 from __future__ import annotations
 

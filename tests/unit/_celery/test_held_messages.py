@@ -1,4 +1,4 @@
-"""How long a worker holds a message, and when one is sent back before a quorum queue drops it."""
+"""The longest hold of a message, and the delivery limit of quorum queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that says to come from a queue which nobody knows comes from where it came."""
+"""The original queue of a message whose header names an unknown one."""
 
 from __future__ import annotations
 

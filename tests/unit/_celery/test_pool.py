@@ -1,4 +1,4 @@
-"""What is known of a pool, while its threads begin and end tasks."""
+"""Free processes and mean runtimes of a pool."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_runtime_comes_from_the_pool_not_from_a_busy_loop() -> None:
 
 
 def test_job_behind_a_hanging_task_does_not_count_as_freeing() -> None:
-    """Whoever has a limit would wait in this worker, too, and not in its lot, for others to run it."""
+    """Else limited tasks would wait in this worker, and not in the backlog for other workers."""
     pool = Pool(SimpleNamespace(num_processes=1, is_green=False))
     pool._mean_runtimes["brief"] = 0.001
     pool._jobs["hangs"] = _Job("brief", 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""``--disable-prefetch``: a request that waits for its turn does not count as one that has a process."""
+"""``--disable-prefetch``: a waiting request occupies no process."""
 
 from __future__ import annotations
 

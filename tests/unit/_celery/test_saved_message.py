@@ -1,4 +1,4 @@
-"""The header by which a throttled message is known when it returns, and its countdown by the store's clock."""
+"""The header of a throttled message, and its countdown by the clock of the store."""
 
 from __future__ import annotations
 

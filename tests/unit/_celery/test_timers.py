@@ -1,4 +1,4 @@
-"""The worker's timers: what is cancelled is not kept until its time."""
+"""Cancelled timers of the worker are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of arguments in keys and costs: of dicts as of objects, and of models where the task gets models."""
+"""Parts of arguments in keys and costs: dicts, objects and pydantic models."""
 
 import dataclasses
 import typing
@@ -59,7 +59,7 @@ ANN = {"tenantId": "Ann"}
 
 @pytest.mark.parametrize("key", ["{order.tenant_id}", "{order[tenant_id]}"])
 @pytest.mark.parametrize("order", [{"tenant_id": "ann"}, Order(tenantId="ann"), Row(tenant_id="ann")])
-def test_a_dot_and_brackets_mean_the_same_in_dicts_and_objects(key: str, order: Any) -> None:
+def test_dot_and_brackets_are_equal_in_dicts_and_objects(key: str, order: Any) -> None:
     assert requests_of(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
 
 
@@ -79,7 +79,7 @@ def test_parts_of_parts(key: str, order: Any) -> None:
     assert requests_of(plan_of(any_task, limits=Limit("1/s", key=key)), order) == [("shop.charge", "ann", 1)]
 
 
-def test_costs_shares_and_coalesced_keys_have_parts_too() -> None:
+def test_costs_shares_and_coalesce_keys_have_parts() -> None:
     limit = Limit("1/s", burst=9, name="a", fair="{order.tenant_id}", cost="order.weight")
     plan = plan_of(any_task, limits=limit, coalesce="newest", coalesce_key="{order.tenant_id}")
     (demand,) = plan.demands(({"tenant_id": "ann", "weight": 3},), {})
@@ -90,7 +90,7 @@ def test_costs_shares_and_coalesced_keys_have_parts_too() -> None:
         plan.demands(({"tenant_id": "ann"},), {})
 
 
-def test_a_part_that_is_missing_or_of_none_is_a_missing_key() -> None:
+def test_missing_part_or_none_is_a_missing_key() -> None:
     plan = plan_of(any_task, limits=Limit("1/s", key="{order.customer.id}", missing_key="exempt"))
     for order in ({}, {"customer": None}, {"customer": {}}, None):
         assert requests_of(plan, order) == []
@@ -116,7 +116,7 @@ class Items(Customer):
 
 @pytest.mark.parametrize(("key", "why"), [("tenant", "'tenant' has raised KeyError"), ("id", "'id' is a method")])
 @pytest.mark.parametrize("customer", [Customer(), Items()])
-def test_a_part_that_fails_is_an_error_and_not_missing(key: str, why: str, customer: Any) -> None:
+def test_failing_part_is_an_error_and_not_a_missing_key(key: str, why: str, customer: Any) -> None:
     """Else a call without a limit, or, as a method's text has an address in it, one with a limit of its own."""
     plan = plan_of(any_task, limits=Limit("1/s", key=f"{{order.{key}}}", missing_key="exempt"))
     with pytest.raises(ConfigurationError, match=why):
@@ -124,14 +124,14 @@ def test_a_part_that_fails_is_an_error_and_not_missing(key: str, why: str, custo
     assert requests_of(plan_of(any_task, limits=Limit("1/s", key="{order.x}", missing_key="exempt")), Items()) == []
 
 
-def test_braces_and_formats_of_a_template_stay() -> None:
+def test_template_keeps_braces_and_formats() -> None:
     def task(order: Any, width: int) -> None: ...
 
     plan = plan_of(task, limits=Limit("1/s", key="{{x}}:{order.n:0{width}d}:{order!r}"))
     assert requests_of(plan, {"n": 7}, 3) == [("shop.charge", "{x}:007:{'n': 7}", 1)]
 
 
-def test_the_limiter_reads_them_alike() -> None:
+def test_limiter_reads_parts_as_a_task_does() -> None:
     limit = Limit("1/s", name="tenant", key="{order.tenant_id}")
     limiter = Limiter.from_url("memory://", quotas={"tenant": limit})
     assert limiter.acquire("tenant", args={"order": {"tenant_id": "ann"}}).allowed
@@ -142,7 +142,7 @@ def test_the_limiter_reads_them_alike() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"acks_late": True}])
-def test_a_limit_reads_the_model_that_the_task_gets(options: dict[str, Any]) -> None:
+def test_limit_reads_the_validated_model(options: dict[str, Any]) -> None:
     """By its fields, validated, with defaults, whatever keys the message has."""
     limit = Limit("9/s", burst=9, key="{order.tenant_id}:{order.market}", cost="order.weight")
     plan = plan_of(model_task, pydantic=True, limits=limit, **options)
@@ -151,14 +151,14 @@ def test_a_limit_reads_the_model_that_the_task_gets(options: dict[str, Any]) -> 
         assert requests_of(plan, order=order) == [("shop.charge", "ann:de", 2)]
 
 
-def test_a_task_that_is_bound_to_itself_has_models_too() -> None:
+def test_bound_task_has_models() -> None:
     def task(self: Any, order: Order, *rest: int, other: Order | None = None, **more: Any) -> None: ...
 
     plan = plan_of(task, bind=True, pydantic=True, limits=Limit("1/s", key="{order.tenant_id}:{other.tenant_id}:{n}"))
     assert requests_of(plan, ANN, 1, 2, other=ANN, n=7) == [("shop.charge", "ann:ann:7", 1)]
 
 
-def test_a_callable_gets_models_as_they_were_passed() -> None:
+def test_callable_key_gets_models_as_passed() -> None:
     seen: list[Any] = []
 
     def key(*args: Any, **kwargs: Any) -> str:
@@ -172,7 +172,7 @@ def test_a_callable_gets_models_as_they_were_passed() -> None:
     assert seen == [((order,), {"other": order}), ((), {"order": order})]
 
 
-def test_what_counts_as_equal_without_a_key_is_the_message() -> None:
+def test_without_a_key_equal_messages_coalesce() -> None:
     """A model does not show every field."""
 
     class Hidden(pydantic.BaseModel):
@@ -186,7 +186,7 @@ def test_what_counts_as_equal_without_a_key_is_the_message() -> None:
     assert by_key.alone("x", ({"n": 1},), {}) == by_key.alone("x", ({"n": "1"},), {})
 
 
-def test_what_the_task_refuses_its_limit_refuses() -> None:
+def test_arguments_invalid_for_the_model_are_invalid_for_the_limit() -> None:
     plan = plan_of(model_task, pydantic=True, limits=Limit("1/s", key="{order.tenant_id}", missing_key="shared"))
     with pytest.raises(pydantic.ValidationError):
         plan.demands(({"weight": 3},), {})
@@ -218,7 +218,7 @@ def test_arguments_that_no_limit_reads_are_not_validated() -> None:
         ("{orders[0].tenant}", "Order has no 'tenant'"),
     ],
 )
-def test_a_part_that_a_model_does_not_have_is_refused(key: str, why: str) -> None:
+def test_unknown_part_of_a_model_is_refused(key: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
     plan_of(model_task, app=make_app(), limits=Limit("1/s", key=key))  # dicts, which may have any keys
@@ -233,7 +233,7 @@ def test_a_part_that_a_model_does_not_have_is_refused(key: str, why: str) -> Non
         "{other.tenant_id}",
     ],
 )
-def test_a_part_that_a_model_has_is_not(key: str) -> None:
+def test_known_part_of_a_model_is_accepted(key: str) -> None:
     plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
 
 
@@ -262,14 +262,14 @@ def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
 
 
 @pytest.mark.parametrize("annotation", [dict, list, Any, typing.Dict, typing.List, typing.Mapping, str, "str | int"])  # noqa: UP006
-def test_annotations_that_say_nothing_about_parts(annotation: Any) -> None:
+def test_annotation_without_fields_allows_any_part(annotation: Any) -> None:
     def task(order: Any) -> None: ...
 
     task.__annotations__["order"] = annotation
     assert requests_of(plan_of(task, limits=Limit("1/s", key="{order.x}")), {"x": "ann"}) == [("shop.charge", "ann", 1)]
 
 
-def test_a_model_that_allows_other_fields_may_have_any() -> None:
+def test_model_with_extra_fields_allows_any_part() -> None:
     class Loose(pydantic.BaseModel, extra="allow"):
         pass
 
@@ -279,7 +279,7 @@ def test_a_model_that_allows_other_fields_may_have_any() -> None:
     assert requests_of(plan, {"tenant": "ann"}) == [("shop.charge", "ann", 1)]
 
 
-def test_annotations_that_are_not_there_when_a_worker_runs_are_not_checked() -> None:
+def test_unresolvable_annotation_is_not_checked() -> None:
     def task(order: "Elsewhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     plan = plan_of(task, limits=Limit("1/s", key="{order.tenant_id}"))

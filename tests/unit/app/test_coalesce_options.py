@@ -1,4 +1,4 @@
-"""What `coalesce=` and `coalesce_key=` may say, and what is the same of two calls."""
+"""``coalesce=`` and ``coalesce_key=``: valid values, and the equality of two calls."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
         plan_with(**options)
 
 
-def test_an_option_that_is_nearly_called_so_is_no_limit_that_was_forgotten() -> None:
+def test_coalesce_is_read_into_the_policy() -> None:
     assert plan_with(limits="1/s", coalesce="oldest").policy.coalesce == "oldest"
     assert plan_with().alone("sync", (1,), {}) == ""
 
 
-def test_without_a_key_all_arguments_are_the_same() -> None:
+def test_without_a_key_equal_arguments_coalesce() -> None:
     plan = plan_with(coalesce="newest")
     alone = plan.alone("sync", (1,), {})
     assert alone[0] == "n"
@@ -65,12 +65,12 @@ def test_without_a_key_all_arguments_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("key", ["{account_id}", lambda account_id, reason="", force=False: account_id])
-def test_a_key_says_what_is(key: Any) -> None:
+def test_coalesce_key_selects_the_arguments(key: Any) -> None:
     plan = plan_with(coalesce="oldest", coalesce_key=key)
     assert plan.alone("sync", (1, "a"), {}) == plan.alone("sync", (1,), {"force": True}) != plan.alone("sync", (2,), {})
 
 
-def test_what_a_key_raises_is_the_tasks() -> None:
+def test_unfillable_coalesce_key_error_names_the_task() -> None:
     plan = plan_with(coalesce="oldest", coalesce_key="{account_id.id}")
     with pytest.raises(ConfigurationError, match=r"task 'sync': coalesce_key=.* cannot be filled"):
         plan.alone("sync", (1,), {})

@@ -1,4 +1,4 @@
-"""What a worker says at its start of limits that another app declares: it starts whatever they are called."""
+"""Limits that another app declares differently are reported at the start of a worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said(limiter: Limiter, *limits: AnyLimit) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["stripe", "überweisung", "half a pair \ud800", "x" * 5000, "{stripe}.daily"])
-def test_a_limit_of_any_name_can_be_declared_and_is_told_apart(limiter: Limiter, name: str) -> None:
+def test_limit_of_any_name_is_compared(limiter: Limiter, name: str) -> None:
     assert said(limiter, Limit("50/s", name=name), Concurrency(3, name=f"{name} places")) == []
     assert said(limiter, Limit("50/s", name=name), Concurrency(3, name=f"{name} places")) == []
     (warning,) = said(limiter, Limit("60/s", name=name), Concurrency(3, name=f"{name} places"))
@@ -69,7 +69,7 @@ def test_limits_are_declared_in_one_round_trip(limiter: Limiter, monkeypatch: py
     assert len(trips) == 1
 
 
-def test_an_app_whose_client_has_another_encoding_keeps_no_worker_from_starting(limiter: Limiter) -> None:
+def test_client_with_another_encoding_does_not_prevent_a_start(limiter: Limiter) -> None:
     """A URL may say ``?encoding=latin-1``: the two read what the other has written."""
     encoder = limiter._asker.client.connection_pool.connection_kwargs
     assert said(limiter, Limit("50/s", name="überweisung")) == []
@@ -79,7 +79,7 @@ def test_an_app_whose_client_has_another_encoding_keeps_no_worker_from_starting(
     assert len(said(limiter, Limit("50/s", name="überweisung"))) == 1
 
 
-def test_what_something_else_has_written_there_keeps_no_worker_from_starting(limiter: Limiter) -> None:
+def test_foreign_bytes_in_the_store_do_not_prevent_a_start(limiter: Limiter) -> None:
     limiter._asker.client.hset(declared_key(limiter._asker.prefix), mapping={b"\xff": b"\xfe", b"stripe": b"\xfe"})
     (warning,) = said(limiter, Limit("50/s", name="stripe"))
     assert "limit 'stripe' is 50/s here" in warning

@@ -1,4 +1,4 @@
-"""`max_parked`: what it may be, what is said of it, and what a worker does with a task for which there is no room."""
+"""``max_parked``: its errors and reports, and tasks beyond it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app_with(*limits: Any, **options: Any) -> Celery:
     return app
 
 
-def test_the_task_is_named_where_its_options_make_the_limit() -> None:
+def test_max_parked_error_names_the_task() -> None:
     with pytest.raises(ConfigurationError, match=r"task 'sync0'.*: Limit\('1/s'\): max_parked=0 must be"):
         limits_of_app(app_with({"rate": "1/s", "max_parked": 0}))
 
@@ -57,7 +57,7 @@ def test_the_worker_shows_the_bound() -> None:
         ([BOUNDED, Limit("1/s", name="leaky", algorithm="leaky_bucket", capacity=3)], "retry", True),
     ],
 )
-def test_a_bound_that_means_nothing_for_a_task_is_said(limits: Any, throttle: str, is_said: bool) -> None:
+def test_ineffective_max_parked_is_reported(limits: Any, throttle: str, is_said: bool) -> None:
     said = forgotten(app_with(limits, throttle=throttle))
     assert len(said) == is_said
     assert all("task 'sync0': max_parked=3 of limit 'r1' does not bound it" in each for each in said)
@@ -71,20 +71,20 @@ def bounded(bench: Bench, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("overflow", "end"), [("fail", "failed"), ("drop", "dropped"), ("later", "redirected")])
 @pytest.mark.parametrize("behind", [True, False])
-def test_a_task_without_room_goes_the_way_of_its_overflow(
+def test_task_beyond_max_parked_overflows(
     monkeypatch: pytest.MonkeyPatch, overflow: str, end: str, behind: bool
 ) -> None:
     bench = Bench(monkeypatch)
-    bench.is_somebody_parked, bench.tats["r1"] = behind, bench.now + 5.0
-    bench.admission = [ParkResult("parked"), ParkResult("no_room", 3)]
+    bench.has_parked_tasks, bench.tats["r1"] = behind, bench.now + 5.0
+    bench.park_results = [ParkResult("parked"), ParkResult("no_room", 3)]
     task = bounded(bench, overflow=overflow)
-    assert [request.ends[:1] for request in bench.together([task, task])] == [["parked"], [end]]
+    assert [request.ends[:1] for request in bench.receive_batch([task, task])] == [["parked"], [end]]
     assert bench.bounds == [3, 3]
     bench.check_empty()
 
 
-def test_in_the_overflow_queue_a_task_waits_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_queue_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.is_somebody_parked = True
-    assert bench.come(bounded(bench, overflow="other"), queue="other").ends == ["parked"]
+    bench.has_parked_tasks = True
+    assert bench.receive(bounded(bench, overflow="other"), queue="other").ends == ["parked"]
     assert bench.bounds == [None]

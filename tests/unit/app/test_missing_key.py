@@ -1,4 +1,4 @@
-"""A call whose arguments give a limit no key: an error, no limit for it, or one bucket for all such calls."""
+"""A call without a key: an error, no limit, or one shared bucket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def by(missing_key: str | None, **options: Any) -> Limit:
     return Limit("1/s", name="tenant", key=TENANT, missing_key=missing_key, **options)
 
 
-def test_a_key_that_is_none_is_an_error_that_says_what_to_do() -> None:
+def test_key_of_none_error_names_the_options() -> None:
     plan = plan_of(work, limits=by(None))
     assert requests_of(plan, 1, "ann") == [("tenant", "tenant:ann", 1)]
     says = r"key='tenant:\{tenant_id\}' cannot be filled .*'tenant_id' is None; missing_key='exempt' and 'shared' allow"
@@ -38,7 +38,7 @@ def test_a_key_that_is_none_is_an_error_that_says_what_to_do() -> None:
         ("shared", [("tenant", "(missing)", 1), ("calls", "", 1)]),
     ],
 )
-def test_what_a_call_without_a_key_asks(missing_key: str, requests: list[tuple[str, str, int]]) -> None:
+def test_requests_of_a_call_without_a_key(missing_key: str, requests: list[tuple[str, str, int]]) -> None:
     plan = plan_of(work, limits=[by(missing_key), Limit("9/s", name="calls")])
     assert requests_of(plan, 1) == requests
     assert requests_of(plan, 1, tenant_id=None) == requests
@@ -46,16 +46,16 @@ def test_what_a_call_without_a_key_asks(missing_key: str, requests: list[tuple[s
 
 
 @pytest.mark.parametrize("value", [0, "", False])
-def test_a_value_that_is_empty_is_a_key(value: Any) -> None:
+def test_empty_value_is_a_key(value: Any) -> None:
     assert requests_of(plan_of(work, limits=by("exempt")), 1, value) == [("tenant", f"tenant:{value}", 1)]
 
 
-def test_a_call_to_which_no_limit_applies_asks_for_nothing() -> None:
+def test_exempt_call_requests_nothing() -> None:
     assert plan_of(work, limits=by("exempt")).demands((1,), {}) == ()
 
 
 @pytest.mark.parametrize("missing_key", ["exempt", "shared"])
-def test_a_task_need_not_take_the_argument(missing_key: str) -> None:
+def test_task_without_the_argument_has_a_missing_key(missing_key: str) -> None:
     def other(order_id: int) -> None: ...
 
     key = [("tenant", "(missing)", 1)] if missing_key == "shared" else []
@@ -80,7 +80,7 @@ def test_parts_of_arguments_and_callables() -> None:
     assert requests_of(called, {}) == []
 
 
-def test_no_key_is_that_of_the_shared_bucket() -> None:
+def test_no_key_equals_the_shared_bucket() -> None:
     plan = plan_of(work, limits=Limit("1/s", name="tenant", key="{tenant_id}", missing_key="shared"))
     keys = {
         text: requests_of(plan, 1, text)[0][1]
@@ -92,7 +92,7 @@ def test_no_key_is_that_of_the_shared_bucket() -> None:
     assert len(set(keys.values())) == len(keys)
 
 
-def test_the_setting_is_of_limits_that_make_no_choice() -> None:
+def test_setting_applies_to_limits_without_missing_key() -> None:
     app = make_app(ratelimit_missing_key="exempt", ratelimit_quotas={"tenant": {"rate": "1/s", "key": TENANT}})
     assert requests_of(plan_of(work, app=app, limits="tenant"), 1) == []
     own = make_app(ratelimit_missing_key="exempt")
@@ -105,7 +105,7 @@ def test_the_setting_is_of_limits_that_make_no_choice() -> None:
         plan_of(other, app=make_app(ratelimit_missing_key="skip"), limits="1/s")
 
 
-def test_limits_that_differ_in_it_are_one_bucket() -> None:
+def test_limits_that_differ_in_missing_key_share_a_bucket() -> None:
     limits: list[AnyLimit] = [by("exempt"), by("shared")]
     assert plan_of(work, limits=limits).demands((1, "ann"), {}) == (LimitRequest(limits[0], "tenant", "tenant:ann"),)
 

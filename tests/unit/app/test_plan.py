@@ -1,4 +1,4 @@
-"""Which limits a task has, what a call asks of them, and what a plan refuses to be made of."""
+"""The plan of a task: its limits, the requests of a call, and its policy."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def charge(order_id: int, tenant: str = "none", *, amount: int = 1) -> None: ...
         ((7,), {}, "none:7"),
     ],
 )
-def test_a_template_is_filled_by_name_however_arguments_are_passed(
-    args: tuple[Any, ...], kwargs: dict[str, Any], key: str
-) -> None:
+def test_template_is_filled_by_name(args: tuple[Any, ...], kwargs: dict[str, Any], key: str) -> None:
     plan = plan_of(charge, limits=Limit("1/s", key="{tenant}:{order_id}"))
     assert requests_of(plan, *args, **kwargs) == [("shop.charge", key, 1)]
 
@@ -87,7 +85,7 @@ def test_callables_get_the_arguments_of_the_call() -> None:
     assert seen == [((7,), {"tenant": "ann", "amount": 3})]
 
 
-def test_what_a_callable_raises_is_raised_to_the_caller() -> None:
+def test_error_of_a_callable_reaches_the_caller() -> None:
     def broken(*args: Any, **kwargs: Any) -> str:
         raise LookupError("no such tenant")
 
@@ -111,7 +109,7 @@ def test_the_cost_may_be_an_argument() -> None:
 
 
 @pytest.mark.parametrize("amount", [0, -1, 1.5, "7", None, True, math.nan, math.inf])
-def test_a_cost_that_is_no_number_of_permits_is_named(amount: Any) -> None:
+def test_invalid_cost_error_names_it(amount: Any) -> None:
     plan = plan_of(charge, limits=Limit("1/s", burst=10, cost="amount"))
     with pytest.raises(ConfigurationError, match=r"limit 'shop\.charge'") as caught:
         plan.demands((7,), {"amount": amount})
@@ -224,7 +222,7 @@ def test_a_mapping_describes_a_limit_in_an_option_too() -> None:
         ("", "''"),
     ],
 )
-def test_limits_that_cannot_be_name_the_task(limits: Any, part: str) -> None:
+def test_invalid_limits_error_names_the_task(limits: Any, part: str) -> None:
     with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
         plan_of(charge, app=make_app(ratelimit_quotas={"stripe": "1/s"}), limits=limits)
     assert part in str(caught.value)
@@ -233,7 +231,7 @@ def test_limits_that_cannot_be_name_the_task(limits: Any, part: str) -> None:
 # -- What becomes of a throttled task ----------------------------------------------------------------------------------
 
 
-def test_the_policy_when_nobody_says() -> None:
+def test_default_policy() -> None:
     policy = plan_of(charge, limits="10/s").policy
     assert (policy.throttle, policy.max_wait, policy.overflow) == ("retry", None, "fail")
 
@@ -242,11 +240,11 @@ def test_the_policy_when_nobody_says() -> None:
     ("limits", "inline_wait"),
     [("1/d", 0.020), ("100/s", 0.020), ("100000/s", 0.020), (["1000/s", "1/m"], 0.020), (Concurrency(3), 0.0)],
 )
-def test_a_task_is_held_for_20_ms_but_not_for_a_place(limits: Any, inline_wait: float) -> None:
+def test_default_inline_wait(limits: Any, inline_wait: float) -> None:
     assert plan_of(charge, limits=limits).policy.inline_wait == pytest.approx(inline_wait)
 
 
-def test_the_policy_as_the_task_says() -> None:
+def test_policy_from_task_options() -> None:
     policy = plan_of(charge, limits="1/s", throttle="wait", inline_wait=0, max_wait=60, overflow="drop").policy
     assert (policy.throttle, policy.inline_wait, policy.max_wait, policy.overflow) == ("wait", 0.0, 60.0, "drop")
     assert type(policy.max_wait) is float
@@ -269,7 +267,7 @@ def test_the_policy_as_the_task_says() -> None:
         ("max_wait", "60", "a number of seconds"),
     ],
 )
-def test_an_impossible_option_names_the_task_and_the_value(option: str, value: Any, why: str) -> None:
+def test_invalid_option_error_names_task_and_value(option: str, value: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
         plan_of(charge, limits="1/s", **{option: value})
     assert f"{option}={value!r}" in str(caught.value)

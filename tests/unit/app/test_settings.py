@@ -1,4 +1,4 @@
-"""The settings: from wherever a Celery app's configuration lives, checked, with errors that say what would do."""
+"""Settings: their sources and defaults, and errors that say what to change."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_misspelt_attribute_is_named_under_a_namespace_too() -> None:
     assert "did you mean 'ratelimit_quotas'?" in error_of(app)
 
 
-def test_they_are_read_once_an_app() -> None:
+def test_settings_are_read_once_per_app() -> None:
     app, other = make_app(URL), make_app("redis://other")
     assert settings_of(app) is settings_of(app)
     assert limiter_of(app) is limiter_of(app)
@@ -127,14 +127,14 @@ def test_the_store_is_the_broker_if_it_is_redis_else_the_result_backend(broker: 
         (None, None),
     ],
 )
-def test_without_a_redis_the_error_says_what_to_set(broker: str | None, backend: str | None) -> None:
+def test_missing_store_error_names_the_setting(broker: str | None, backend: str | None) -> None:
     text = error_of(make_app(broker, backend))
     assert "set ratelimit_url" in text
     assert "redis://localhost:6379/0" in text
     assert "secret" not in text
 
 
-def test_the_other_defaults() -> None:
+def test_defaults() -> None:
     settings = settings_of(make_app(URL))
     assert (settings.quotas, settings.tasks, settings.queues) == ({}, (), {})
     assert (settings.on_store_error, settings.prefix) == ("defer", "ratelimit")
@@ -237,13 +237,13 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
         ({"ratelimit_observers": "proj.observer"}, ["ratelimit_observers='proj.observer'", "must be a list"]),
     ],
 )
-def test_a_setting_that_cannot_be_is_named_with_its_mend(conf: dict[str, Any], parts: list[str]) -> None:
+def test_invalid_setting_error_names_it_and_the_remedy(conf: dict[str, Any], parts: list[str]) -> None:
     text = error_of(make_app(URL, **conf))
     assert [part for part in parts if part not in text] == [], text
 
 
 @pytest.mark.parametrize("url", ["http://host", "localhost:6379", "", "amqp://guest@host", 5, ["redis://host"], b"x"])
-def test_a_url_of_something_else_is_an_error(url: Any) -> None:
+def test_url_of_another_kind_is_an_error(url: Any) -> None:
     text = error_of(make_app(URL, ratelimit_url=url))
     assert "ratelimit_url=" in text
     assert "'redis://host:6379/0'" in text
@@ -252,7 +252,7 @@ def test_a_url_of_something_else_is_an_error(url: Any) -> None:
 SECRET = "hunter2"
 
 
-def test_a_store_that_does_not_answer_is_an_error_that_says_where() -> None:
+def test_unreachable_store_error_names_its_address() -> None:
     app = make_app("memory://", ratelimit_url="redis://127.0.0.1:1/0", ratelimit_on_store_error="raise")
     with pytest.raises(ConfigurationError, match=r"redis://127.0.0.1:1/0.*no Redis or Valkey answers") as caught:
         check_store(app)
@@ -260,7 +260,7 @@ def test_a_store_that_does_not_answer_is_an_error_that_says_where() -> None:
 
 
 @pytest.mark.parametrize("choice", ["defer", "allow", "local"])
-def test_a_store_that_does_not_answer_is_an_outage_where_the_settings_say_what_to_do_then(choice: str) -> None:
+def test_unreachable_store_is_an_outage_with_on_store_error(choice: str) -> None:
     app = make_app("memory://", ratelimit_url=f"redis://:{SECRET}@127.0.0.1:1/0", ratelimit_on_store_error=choice)
     lost = check_store(app)
     assert "no Redis or Valkey answers there" in str(lost)
@@ -274,7 +274,7 @@ def connection_of(url: str) -> dict[str, Any]:
     return dict(limiter_of(make_app("memory://", ratelimit_url=url)).client.connection_pool.connection_kwargs)
 
 
-def test_the_limiter_does_not_wait_long_for_a_store() -> None:
+def test_store_timeouts_are_half_a_second_by_default() -> None:
     kwargs = connection_of(URL)
     assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"]) == (0.5, 0.5)
     assert connection_of(f"{URL}?socket_timeout=2")["socket_timeout"] == 2.0

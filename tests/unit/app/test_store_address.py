@@ -1,4 +1,4 @@
-"""A store that is the broker or the result backend is reached as Celery reaches it."""
+"""A store that is the broker or the result backend has the connection options of Celery."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_without_options_of_tls_the_url_says(tls: Any) -> None:
     assert kwargs_of(make_app("rediss://host", broker_use_ssl=tls))["kind"] == "SSLConnection"
 
 
-def test_only_the_settings_of_the_place_that_it_is_taken_from() -> None:
+def test_store_has_only_the_settings_of_its_source() -> None:
     other = {"redis_backend_use_ssl": TLS, "result_backend_transport_options": {"client_name": "results"}}
     made = kwargs_of(make_app("redis://host", "redis://results", **other))
     assert (made["kind"], made.get("client_name")) == ("Connection", None)
@@ -74,7 +74,7 @@ def test_only_the_settings_of_the_place_that_it_is_taken_from() -> None:
     assert (made["kind"], made["client_name"]) == ("SSLConnection", "results")
 
 
-def test_transport_options_that_are_the_clients() -> None:
+def test_transport_options_of_the_client_are_used() -> None:
     options = {
         "visibility_timeout": 5,
         "global_keyprefix": "x",
@@ -139,7 +139,7 @@ def test_a_credential_provider_of_sentinels_master_and_of_a_cluster() -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere.Provider", "tests.unit.app.test_store_address.Absent", "ssl"])
-def test_a_provider_that_there_is_not_is_named(name: str) -> None:
+def test_missing_provider_error(name: str) -> None:
     with pytest.raises(ConfigurationError, match="credential_provider is no provider, nor the name of a class"):
         client_of(f"redis://host?credential_provider={name}")
 
@@ -158,18 +158,18 @@ def test_options_of_its_own_go_before_celerys() -> None:
 
 
 @pytest.mark.parametrize("options", [None, [], "socket_timeout=1", {1: 2}])
-def test_options_that_are_none(options: Any) -> None:
+def test_store_options_must_be_a_mapping(options: Any) -> None:
     with pytest.raises(ConfigurationError, match="ratelimit_store_options must be a mapping"):
         make_app("redis://host", ratelimit_store_options=options)
 
 
-def test_an_option_that_there_is_not_is_named() -> None:
+def test_unknown_option_error_names_it() -> None:
     with pytest.raises(ConfigurationError, match="'socket_timout'; did you mean 'socket_timeout'"):
         make_app("redis://host", ratelimit_store_options={"socket_timout": 1})
 
 
 @pytest.mark.parametrize("name", ["url", "host", "db", "quotas", "prefix"])
-def test_what_is_no_option_is_named(name: str) -> None:
+def test_option_outside_the_client_error_names_it(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
         make_app("redis://host/1", ratelimit_store_options={name: "1"})
     with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
@@ -194,7 +194,7 @@ def test_a_number_may_be_a_text_as_in_a_url() -> None:
         ("socket_keepalive_options", 5, "a mapping"),
     ],
 )
-def test_a_value_that_would_fail_at_each_call(name: str, value: Any, must_be: str) -> None:
+def test_value_that_would_fail_at_each_call_is_an_error(name: str, value: Any, must_be: str) -> None:
     options, says = {name: value}, f"{name} must be {must_be}"
     with pytest.raises(ConfigurationError, match=says):
         make_app("redis://host", ratelimit_store_options=options)
@@ -220,7 +220,7 @@ class Failing(UsernamePasswordCredentialProvider):
 
 
 @pytest.mark.parametrize("provider", [Failing(), Failing, "tests.unit.app.test_store_address.Failing"])
-def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer, provider: Any) -> None:
+def test_credential_provider_error_is_store_unavailable(server: EmbeddedServer, provider: Any) -> None:
     """No task fails for it: as while the store does not answer."""
     app = make_app(server.url, ratelimit_store_options={"credential_provider": provider})
     with pytest.raises(StoreUnavailable, match="its credential provider has raised RuntimeError"):
@@ -235,7 +235,7 @@ def test_an_error_of_a_credential_provider_is_the_stores(server: EmbeddedServer,
 
 
 @pytest.mark.parametrize("options", [{"parser_class": 3}, {"encoding": "latin-0"}])
-def test_a_value_that_an_option_cannot_have(server: EmbeddedServer, options: dict[str, Any]) -> None:
+def test_invalid_option_value_is_found_at_the_start(server: EmbeddedServer, options: dict[str, Any]) -> None:
     app = make_app(server.url, ratelimit_store_options=options)
     with pytest.raises(ConfigurationError, match=f"one of its options .{'|'.join(options)}. cannot have its value"):
         check_store(app)

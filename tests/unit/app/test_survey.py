@@ -1,4 +1,4 @@
-"""Limits that look forgotten: refused, or said in one line; and what the banner shows."""
+"""Limits that look forgotten are refused or reported, and the banner shows all limits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def said(app: Celery) -> str:
         ),
     ],
 )
-def test_what_cannot_have_been_meant_is_refused(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
+def test_meaningless_option_is_refused(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
     app = app_with(**conf)
     task_of(app, **options)
     with pytest.raises(ConfigurationError) as caught:
@@ -134,7 +134,7 @@ def test_the_name_of_a_quota_may_be_written_twice() -> None:
         ),
     ],
 )
-def test_what_looks_forgotten_is_said_in_one_line(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
+def test_forgotten_limit_is_reported_in_one_line(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
     app = app_with(**conf)
     task_of(app, **options)
     text = said(app)
@@ -164,7 +164,7 @@ class Gathered(Task):
         ({}, {"limits": "2/s", "base": type("Both", (RateLimitedMixin, Gathered), {})}),
     ],
 )
-def test_a_task_whose_strategy_passes_by_the_gate_is_said(conf: dict[str, Any], options: dict[str, Any]) -> None:
+def test_task_with_its_own_strategy_is_reported(conf: dict[str, Any], options: dict[str, Any]) -> None:
     app = app_with(**conf)
     task_of(app, **{"base": Gathered, **options})
     assert "task 'shop.charge' has a Strategy of its own (Gathered.Strategy), so its requests pass by the" in said(app)
@@ -193,7 +193,7 @@ def test_celery_batches_has_a_strategy_of_its_own() -> None:
         (HeimdallTask, {"heimdall": {"times": 1, "per": 2}}, None),
     ],
 )
-def test_a_lock_that_no_hook_releases_is_said(base: Any, options: dict[str, Any], package: str | None) -> None:
+def test_lock_without_a_releasing_hook_is_reported(base: Any, options: dict[str, Any], package: str | None) -> None:
     app = app_with()
     limited = type("Both", (RateLimitedMixin, base), {})
     task_of(app, base=limited, limits="1/s", **options)
@@ -203,7 +203,7 @@ def test_a_lock_that_no_hook_releases_is_said(base: Any, options: dict[str, Any]
     assert package is None or f"task 'shop.charge' has a lock of {package}, which stays" in text
 
 
-def test_nothing_is_said_of_what_is_in_order() -> None:
+def test_valid_app_has_no_report() -> None:
     app = app_with(
         ratelimit_quotas={"stripe": "100/s"},
         ratelimit_tasks={"shop.*": "stripe", "celery.chord_unlock": "1/s"},
@@ -260,7 +260,7 @@ def test_a_worker_has_the_gate_if_anything_is_limited(conf: dict[str, Any], opti
     assert (GateStep in app.steps["consumer"]) == expected
 
 
-def test_where_celery_is_not_loaded_the_package_does_not_load_it() -> None:
+def test_package_does_not_import_celery() -> None:
     code = "import celery_ratelimit, sys; assert 'celery' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -272,7 +272,7 @@ def test_a_quota_under_another_name_is_refused_of_a_limiter_too() -> None:
 
 
 @pytest.mark.parametrize("key", ["{ordre_id}", "{order_id}:{tenant.id}"])
-def test_a_limit_that_is_exempt_for_each_call_of_its_task(key: str) -> None:
+def test_always_exempt_limit_is_reported(key: str) -> None:
     """A typing error, which no call would show. Limits by a pattern are for tasks that have the argument."""
     limit = Limit("1/s", key=key, missing_key="exempt")
     app = app_with(ratelimit_quotas={"tenant": limit}, ratelimit_tasks={"other.*": limit})
@@ -283,7 +283,7 @@ def test_a_limit_that_is_exempt_for_each_call_of_its_task(key: str) -> None:
     assert line.endswith("(arguments: order_id): with missing_key='exempt' it never limits this task")
 
 
-def test_a_limit_that_is_exempt_for_each_call_by_the_setting() -> None:
+def test_limit_always_exempt_by_the_setting_is_reported() -> None:
     app = app_with(ratelimit_missing_key="exempt")
     task_of(app, base=RateLimitedTask, limits=Limit("1/s", key="{ordre_id}"))
     assert "it never limits this task" in said(app)

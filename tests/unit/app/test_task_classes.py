@@ -1,4 +1,4 @@
-"""A limited task is of the app's own task class as well: Django's, or a user's."""
+"""A limited task is also of the app's own task class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     app.close()
 
 
-def test_a_task_has_what_the_apps_task_class_gives(app: Celery, request: pytest.FixtureRequest) -> None:
+def test_limited_task_inherits_the_apps_task_class(app: Celery, request: pytest.FixtureRequest) -> None:
     @app.task(base=RateLimitedTask, limits="5/s")
     def charge(order: int) -> int:
         return order
@@ -67,7 +67,7 @@ def test_a_task_has_what_the_apps_task_class_gives(app: Celery, request: pytest.
         assert pickle.loads(pickle.dumps(task._get_current_object())).name == task.name
 
 
-def test_a_users_own_base_on_it_too(app: Celery) -> None:
+def test_users_base_inherits_the_apps_task_class(app: Celery) -> None:
     class Ours(RateLimitedTask):
         abstract = True
         limits = "7/s"
@@ -81,7 +81,7 @@ def test_a_users_own_base_on_it_too(app: Celery) -> None:
     assert Ours.__bases__ == (RateLimitedTask,), "what users write stays as it is"
 
 
-def test_what_is_of_it_already_stays(app: Celery) -> None:
+def test_base_of_the_apps_task_class_is_unchanged(app: Celery) -> None:
     class Mixed(RateLimitedMixin, OnCommit):
         abstract = True
 
@@ -97,7 +97,7 @@ def test_what_is_of_it_already_stays(app: Celery) -> None:
         assert task.delay_on_commit() == (base.__name__, ())
 
 
-def test_each_app_has_its_own(app: Celery) -> None:
+def test_each_app_has_its_own_task_class(app: Celery) -> None:
     name = f"shop.of.both.{id(app)}"
 
     @shared_task(base=RateLimitedTask, limits="5/s", name=name)
@@ -112,7 +112,7 @@ def test_each_app_has_its_own(app: Celery) -> None:
     assert RateLimitedTask.__bases__ == (RateLimitedMixin, Task)
 
 
-def test_what_does_not_go_together_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_incompatible_task_class_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = Celery("shop", broker="memory://", task_cls=Alone, set_as_current=False)
 
     with caplog.at_level(logging.WARNING, "celery_ratelimit"):

@@ -1,4 +1,4 @@
-"""Where no gate is, a running task acquires its own permit, by the rules of the gate."""
+"""A running task acquires its own permit where the worker has no gate."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(task: Any, index: int = 0, queue: str = "celery") -> Any:
         ({"max_wait": 1, "overflow": "later"}, {"queue": "later"}),
     ],
 )
-def test_a_task_that_is_refused(make: Callable[..., Any], options: dict[str, Any], outcome: Any) -> None:
+def test_refused_task(make: Callable[..., Any], options: dict[str, Any], outcome: Any) -> None:
     task = make("6/m", {}, **options)
     assert run(task, 1) == "runs"
     assert run(task, 2) == outcome
@@ -70,7 +70,7 @@ def test_a_task_that_is_refused(make: Callable[..., Any], options: dict[str, Any
 
 @pytest.mark.parametrize("options", [{"throttle": "drop"}, {"max_wait": 1, "overflow": "drop"}])
 @pytest.mark.parametrize("error", [None, ValueError("broken"), SystemExit(3)])
-def test_a_task_that_is_dropped_is_told_whatever_its_hook_raises(
+def test_dropped_task_is_signalled_though_its_hook_raises(
     make: Callable[..., Any], options: dict[str, Any], error: BaseException | None
 ) -> None:
     told: list[Any] = []
@@ -111,9 +111,7 @@ def test_a_full_bucket_sends_a_task_to_another_queue_but_not_to_its_own(make: Ca
         ("raise", StoreUnavailable),
     ],
 )
-def test_a_task_while_the_store_does_not_answer(
-    caplog: pytest.LogCaptureFixture, kind: str, choice: str, outcome: Any
-) -> None:
+def test_task_during_an_outage(caplog: pytest.LogCaptureFixture, kind: str, choice: str, outcome: Any) -> None:
     app = Celery("a", broker="memory://", set_as_current=False)
     app.conf.update(ratelimit_url=f"{kind}://127.0.0.1:1/0", ratelimit_on_store_error=choice)
     task = app.task(base=RateLimitedTask, limits="1/h")(charge)
@@ -130,7 +128,7 @@ def test_a_task_while_the_store_does_not_answer(
         ({"max_wait": 1, "overflow": "later"}, "diverted"),
     ],
 )
-def test_what_becomes_of_a_task_is_counted(
+def test_outcome_of_a_task_is_counted(
     server: EmbeddedServer, store: redis.Redis, options: dict[str, Any], outcome: str
 ) -> None:
     app = Celery("a", broker=server.url, set_as_current=False)

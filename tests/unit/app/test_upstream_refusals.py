@@ -1,4 +1,4 @@
-"""A task's end under limits with a breaker, and what a refusal by its upstream may say."""
+"""Refusals of an upstream, and the breaker of a task's limit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def echo(account: str) -> str:
         (TooMany(), {"max_upstream_throttles": 0, "upstream_errors": {TooMany: lambda _: 0.01}}),
     ],
 )
-def test_a_refused_call_that_is_not_put_back_is_no_failure(
+def test_final_upstream_refusal_does_not_open_the_breaker(
     make: Make, request: pytest.FixtureRequest, error: Exception, options: dict[str, Any]
 ) -> None:
     task, limiter = make(refuse, **options)
@@ -82,14 +82,14 @@ def test_a_refused_call_that_is_not_put_back_is_no_failure(
     assert not is_open(limiter, request.node.name)
 
 
-def test_another_error_is_one(make: Make, request: pytest.FixtureRequest) -> None:
+def test_other_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest) -> None:
     task, limiter = make(refuse)
     with pytest.raises(TooMany):
         run(task, TooMany())
     assert is_open(limiter, request.node.name)
 
 
-def test_an_error_without_a_text_is_one_too(make: Make, request: pytest.FixtureRequest) -> None:
+def test_unprintable_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest) -> None:
     task, limiter = make(refuse)
     with pytest.raises(Unprintable):
         run(task, Unprintable())
@@ -102,7 +102,7 @@ def test_a_task_that_changes_its_arguments_succeeds(make: Make, caplog: pytest.L
     assert "is not told to its breakers" in caplog.text
 
 
-def test_outcomes_of_a_million_keys_do_not_stay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "_MOST_KEPT", 10)
     task, _ = make(echo, key="{account}")
     for account in range(25):
@@ -111,20 +111,20 @@ def test_outcomes_of_a_million_keys_do_not_stay(make: Make, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("value", ["30", b"30", float("nan"), True, [30]])
-def test_seconds_that_are_no_number(value: Any) -> None:
+def test_invalid_retry_after_is_an_error(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"UpstreamThrottled: retry_after=.* must be a number of seconds"):
         UpstreamThrottled(value)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(None, None), (-1, -1), (30, 30), (1e12, 86400), (float("inf"), 86400)])
-def test_seconds(value: float | None, seconds: float | None) -> None:
+def test_retry_after_is_capped_at_a_day(value: float | None, seconds: float | None) -> None:
     error = pickle.loads(pickle.dumps(UpstreamThrottled(value)))
     assert error.retry_after == seconds
     assert "the upstream has refused the call" in str(error)
 
 
 @pytest.mark.parametrize("key", [7, b"a", 1.5])
-def test_a_key_that_is_no_text(key: Any) -> None:
+def test_invalid_key_is_an_error(key: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"UpstreamThrottled: key=.* must be a text"):
         UpstreamThrottled(1, key=key)
 

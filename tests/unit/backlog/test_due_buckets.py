@@ -1,4 +1,4 @@
-"""How often one worker of many polls the store for tasks that are due, and what it tells the store later."""
+"""The poll interval of one of many workers, and reports that wait."""
 
 from __future__ import annotations
 

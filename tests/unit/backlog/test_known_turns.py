@@ -1,4 +1,4 @@
-"""What comes back to any worker says when its turn is: a later task need not ask, nor its worker look at the lots."""
+"""Returning messages tell a worker the turns of their bucket."""
 
 from __future__ import annotations
 

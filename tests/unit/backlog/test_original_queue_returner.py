@@ -1,4 +1,4 @@
-"""What goes back to its queue, where the broker does not have some of the queues."""
+"""Parked tasks return to their original queues, some of which do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's looks at lots: where the store is some way off its loop goes on between a question and the answer."""
+"""Polls of the backlog: the loop goes on between a call to a distant store and its reply."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_outage_ends_a_poll_and_polling_resumes(world: World, use_threads: bool)
         world.answer()
     assert (world.heard, world.closed, world.is_lost) == (["due"], 1, True)
     world.wait(5 * PAUSE)
-    assert len(world.begun) == 1, "nobody looks in an outage"
+    assert len(world.begun) == 1, "no poll during an outage"
     world.is_lost, world.questions = False, []
     world.wait(PAUSE)
     assert len(world.begun) == 2

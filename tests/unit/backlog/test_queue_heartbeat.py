@@ -1,4 +1,4 @@
-"""When one worker reports the queues that it consumes: before the time has passed for which its last report holds."""
+"""A worker reports its queues before its last report expires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits whose lots are due sooner than was foreseen: none is forgotten while the store is asked."""
+"""Rescheduled limits survive lost replies and changes during a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted within a process: one by one or many together, by threads, and after a fork."""
+"""Counts within a process: batches, threads and forks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_threads_lose_no_count_during_take() -> None:
     assert taken + numbers(counter).get("api", {}).get("acquired", 0) == each * threads
 
 
-@pytest.mark.parametrize("fork_is_told", [True, False], ids=["by python", "by a server that tells nobody"])
+@pytest.mark.parametrize("fork_is_told", [True, False], ids=["by Python", "without a hook"])
 def test_forked_child_counts_only_its_own_calls(fork_is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     due: list[float] = []
     counter = Counter(due.append)

@@ -1,4 +1,4 @@
-"""What the limiter refuses to ask the store at all. No server: none of these calls may get that far."""
+"""Invalid requests and blocking calls of a limiter; no store is called."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_unknown_quota_without_any_quota() -> None:
 
 @pytest.mark.parametrize("operation", ["acquire", "peek"])
 @pytest.mark.parametrize("cost", [0, -1, 1.5, "1", math.nan, math.inf])
-def test_a_cost_that_is_no_number_of_permits_is_named(limiter: Limiter, operation: str, cost: Any) -> None:
+def test_invalid_cost_error_names_it(limiter: Limiter, operation: str, cost: Any) -> None:
     with pytest.raises(ConfigurationError, match="limit 'stripe': cost="):
         getattr(limiter, operation)("stripe", cost=cost)
 

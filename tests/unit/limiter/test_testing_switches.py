@@ -1,4 +1,4 @@
-"""The switches for users' tests: everything passes, or nothing, and no store is asked."""
+"""``set_testing`` and ``throttle_all`` call no store."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_set_testing_has_nothing_to_give_back(limiter: Limiter) -> None:
     with set_testing():
         decision = limiter.acquire([RATE, PLACES])
         assert limiter.cancel(RATE, id="one") is False
-    # Whoever was let through by the switch has nothing afterwards, either.
+    # A call that the switch allowed has nothing to give back afterwards, either.
     assert limiter.settle(decision, 3, limit="rate") is False
     assert limiter.release(decision) is False
     assert limiter.renew(decision) is True

@@ -1,4 +1,4 @@
-"""Whatever is passed as a rate, cost, key or name either means something or is a ConfigurationError that names it."""
+"""Any value of a rate, cost, key or name is valid or raises a ConfigurationError that names it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ formats = ["{a!z}", "{a:d}", "{a:" + LONG + "}", "{a:{b}}", "{a.__class__}", "{a
 templates = st.one_of(texts, st.text("{}!:.[]abxs019\ud800", max_size=12), st.sampled_from(formats))
 
 
-#: Nobody listens there: what is asked of it was in order so far.
+#: Nothing listens there: StoreUnavailable means that the arguments were valid.
 NOWHERE = "redis://127.0.0.1:1"
 
 
@@ -66,7 +66,7 @@ def means_something_or_is_named(call: Callable[[], Any]) -> None:
 
 
 @given(junk, junk, st.sampled_from([*ALGORITHMS, "x"]), junk, junk, junk)
-def test_limits(rate: Any, burst: Any, algorithm: str, name: Any, key: Any, cost: Any) -> None:
+def test_arguments_of_a_limit(rate: Any, burst: Any, algorithm: str, name: Any, key: Any, cost: Any) -> None:
     means_something_or_is_named(lambda: Limit(rate, name=name, key=key))
     means_something_or_is_named(lambda: Limit(rate))
     means_something_or_is_named(lambda: Limit("10/s", burst=burst, algorithm=algorithm))
@@ -76,13 +76,13 @@ def test_limits(rate: Any, burst: Any, algorithm: str, name: Any, key: Any, cost
 @given(
     st.sampled_from(["refill", "debt", "warmup", "capacity", "align", "sub_windows", "headroom", "per_worker"]), junk
 )
-def test_options(option: str, value: Any) -> None:
+def test_options_of_algorithms(option: str, value: Any) -> None:
     for algorithm in ALGORITHMS:
         means_something_or_is_named(lambda: Limit("10/s", algorithm=algorithm, **{option: value}))  # noqa: B023
 
 
 @given(junk, junk, junk, junk)
-def test_places(limit: Any, name: Any, key: Any, lease: Any) -> None:
+def test_arguments_of_a_concurrency(limit: Any, name: Any, key: Any, lease: Any) -> None:
     means_something_or_is_named(lambda: Concurrency(limit, name=name, key=key, lease=lease))
     means_something_or_is_named(lambda: Concurrency(1, lease=lease, name="places"))
 
@@ -94,7 +94,7 @@ def test_rates(rate: str, other: str) -> None:
 
 
 @given(templates, junk, junk)
-def test_keys_that_are_filled(template: str, value: Any, other: Any) -> None:
+def test_filled_keys(template: str, value: Any, other: Any) -> None:
     def fill() -> None:
         demands_of([Limit("1/s", name="a", key=template)], None, (), {"a": value, "b": other})
 
@@ -112,7 +112,7 @@ LIMITER = Limiter.from_url(NOWHERE, quotas=QUOTAS)
     st.one_of(junk, st.dictionaries(st.sampled_from("ab"), junk)),
     junk,
 )
-def test_calls(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None:
+def test_arguments_of_limiter_methods(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None:
     options = {} if method in ("reset", "available") else {"cost": cost}
     if method in ("reserve", "cancel"):
         options["id"] = "one"
@@ -129,7 +129,7 @@ def test_calls(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None
     junk,
     junk,
 )
-def test_what_is_stored(method: str, name: Any, value: Any, key: Any, version: Any, lasts: Any) -> None:
+def test_arguments_of_admin_methods(method: str, name: Any, value: Any, key: Any, version: Any, lasts: Any) -> None:
     options = {"version": version, "for_": lasts} if method == "set_rate" else {}
     values = [] if method in ("resume", "unset_rate", "config") else [value]
     means_something_or_is_named(lambda: getattr(LIMITER, method)(name, *values, key=key, force=True, **options))
@@ -147,7 +147,7 @@ def test_horizons(value: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, "x" * 5000, Decimal("nan"), pytest.param(HUGE, id="huge")])
-def test_the_value_is_named_and_never_at_length(bad: Any) -> None:
+def test_error_shortens_a_huge_value(bad: Any) -> None:
     for make in (lambda: LIMITER.acquire("a", cost=bad), lambda: Limit("10/s", burst=bad), lambda: Limit(bad)):
         with pytest.raises((ConfigurationError, ImpossibleRequest)) as caught:
             make()
@@ -155,7 +155,7 @@ def test_the_value_is_named_and_never_at_length(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["key", "fair", "cost"])
-def test_a_callable_that_calls_sys_exit_ends_no_worker(option: str) -> None:
+def test_sys_exit_in_a_callable_ends_no_worker(option: str) -> None:
     limit = Limit("10/s", burst=10, name="exits", **{option: lambda: sys.exit(3)})
     with pytest.raises(RuntimeError, match=r"has called sys.exit\(3\)"):
         demands_of([limit], None, (), {})
@@ -163,7 +163,7 @@ def test_a_callable_that_calls_sys_exit_ends_no_worker(option: str) -> None:
         alike_of("task", lambda: sys.exit(3), None, (), {})
 
 
-def test_the_end_of_a_worker_in_the_middle_of_a_callable_is_its_end() -> None:
+def test_worker_shutdown_in_a_callable_is_raised() -> None:
     def interrupted() -> str:
         raise WorkerShutdown(0)
 
@@ -175,7 +175,7 @@ def test_the_end_of_a_worker_in_the_middle_of_a_callable_is_its_end() -> None:
 
 
 @pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
-def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
+def test_long_keys_are_stored_as_hashes(kind: Any) -> None:
     limiter = kind.from_url(NOWHERE, quotas={"kept": Limit("10/s", key="{a}")})
     tracemalloc.start()
     try:
@@ -193,7 +193,7 @@ def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
     assert kept < 20e6, "200 keys of 200 kB would be 40 MB and more"
 
 
-def test_a_key_as_it_is_shown_is_the_same_bucket() -> None:
+def test_shortened_key_is_the_same_bucket() -> None:
     (demand,) = LIMITER._reader.demands("kept", "x" * 5000, None)
     (again,) = LIMITER._reader.demands("kept", demand.key, None)
     assert again == demand

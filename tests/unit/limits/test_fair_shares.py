@@ -1,4 +1,4 @@
-"""What may be said of those who share a limit, and what becomes of it."""
+"""Fair shares of a limit: ``fair=`` and ``weights=``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def share_of(fair: Any, *args: Any, **kwargs: Any) -> str | None:
     return share
 
 
-def test_a_share_is_a_template_or_a_callable_as_a_key_is() -> None:
+def test_share_comes_from_a_template_or_a_callable() -> None:
     assert share_of("{tenant_id}", 1, "acme") == "acme"
     assert share_of("{tenant_id}:{items[0]}", 1, tenant_id=7, items=["x"]) == "7:x"
     assert share_of(lambda order, tenant_id: f"{tenant_id} {order}", 1, "acme") == "acme 1"
@@ -46,7 +46,7 @@ def test_a_share_is_a_template_or_a_callable_as_a_key_is() -> None:
 @pytest.mark.parametrize(
     "made", [None, "", 7, 0.5, b"x", "é / \0", "\ud800", "x" * 1_000_000, "é" * 1_000_000, ["a"], float("nan")]
 )
-def test_whatever_a_callable_makes_is_a_share_of_bounded_length(made: Any) -> None:
+def test_any_result_of_a_callable_is_a_bounded_share(made: Any) -> None:
     """Something else than a text is taken as it is shown, as a key is."""
     share = share_of(lambda order, tenant_id: made, 1, "acme")
     assert share is not None
@@ -56,7 +56,7 @@ def test_whatever_a_callable_makes_is_a_share_of_bounded_length(made: Any) -> No
         assert share == str(made)
 
 
-def test_calls_of_different_shares_ask_the_same_bucket() -> None:
+def test_calls_of_different_shares_use_one_bucket() -> None:
     plan = plan_of(FAIR)
     (one,), (other,) = plan.demands((1, "a"), {}), plan.demands((1, "b"), {})
     assert one == other
@@ -65,7 +65,7 @@ def test_calls_of_different_shares_ask_the_same_bucket() -> None:
     assert pickle.loads(pickle.dumps(other)).share == "b"
 
 
-def test_a_share_that_cannot_be_made_is_said_as_a_key_is() -> None:
+def test_unfillable_share_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"fair='\{items.name\}' cannot be filled"):
         share_of("{items.name}", 1, "acme")
     with pytest.raises(ZeroDivisionError):
@@ -86,13 +86,13 @@ def test_weights_are_frozen_and_shown_as_they_were_written() -> None:
     assert hash(Concurrency(3, name="places", fair="{tenant_id}", weights={"gold": 2}))
 
 
-def test_quotas_take_them_as_json_has_them() -> None:
+def test_quotas_take_fair_and_weights_from_json() -> None:
     written = json.loads('{"stripe": {"rate": "5/s", "fair": "{tenant_id}", "weights": {"gold": 4, "held": 0}}}')
     (limit,) = plan_of("stripe", ratelimit_quotas=written).limits
     assert limit == FAIR
 
 
-def test_a_queue_at_the_broker_has_an_order_of_its_own() -> None:
+def test_fair_with_throttle_wait_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="throttle='wait' leaves what waits in the broker's queue"):
         plan_of(FAIR, throttle="wait")
     assert plan_of(FAIR, throttle="fail")

@@ -1,4 +1,4 @@
-"""What `priority_reserve=` may say, and whose priorities it means."""
+"""``priority_reserve=``: valid values, and the priorities that they mean on each broker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
         Limit("10/s", **{"burst": 10, **options})
 
 
-def test_it_is_data() -> None:
+def test_priority_reserve_is_a_value() -> None:
     limit = Limit("10/s", burst=10, priority_reserve={3: 0.2, "0": 0.1})
     assert eval(repr(limit)) == limit == replace(limit, name=None) == pickle.loads(pickle.dumps(limit))
     assert hash(limit) == hash(eval(repr(limit)))
@@ -60,7 +60,7 @@ def test_it_is_data() -> None:
 @pytest.mark.parametrize(
     ("priority", "on_redis", "on_rabbitmq"), [(0, 0, 5), (1, 2, 5), (3, 2, 5), (4, 5, 3), (7, 5, 0)]
 )
-def test_what_a_call_leaves(priority: int, on_redis: int, on_rabbitmq: int) -> None:
+def test_permits_left_by_a_priority(priority: int, on_redis: int, on_rabbitmq: int) -> None:
     redis, rabbitmq = (
         Limit("10/s", burst=10, priority_reserve={0: 0.2, 3: 0.3}),
         Limit("10/s", burst=10, priority_reserve={7: 0.3, 4: 0.2}),
@@ -83,7 +83,7 @@ def app_with(broker: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("broker", "priority", "message"), [(REDIS, 9, "0 is the highest priority"), (RABBITMQ, 0, "the highest number")]
 )
-def test_a_share_that_everybody_may_use_is_said(broker: str, priority: int, message: str) -> None:
+def test_reserve_for_the_lowest_priority_is_an_error(broker: str, priority: int, message: str) -> None:
     app = app_with(broker, priority_reserve={priority: 0.2})
     with pytest.raises(
         ConfigurationError, match=f"task 'task': priority_reserve=.*every message has priority {priority}.*{message}"
@@ -94,7 +94,7 @@ def test_a_share_that_everybody_may_use_is_said(broker: str, priority: int, mess
 @pytest.mark.parametrize(
     ("broker", "leaves"), [(REDIS, {0: 0, 3: 0, 5: 200_000}), (RABBITMQ, {0: 200_000, 3: 0, 5: 0})]
 )
-def test_the_direction_is_the_brokers(broker: str, leaves: dict[int, int]) -> None:
+def test_direction_of_priorities_follows_the_broker(broker: str, leaves: dict[int, int]) -> None:
     app = app_with(broker, priority_reserve={3: 0.2})
     plan = plan_of(app.tasks["task"], "celery")
     assert plan is not None
@@ -108,7 +108,7 @@ def test_the_direction_is_the_brokers(broker: str, leaves: dict[int, int]) -> No
     assert len(buckets) == 2, "a line for each kind"
 
 
-def test_a_limiter_that_does_not_know_the_broker_asks() -> None:
+def test_limiter_without_a_broker_needs_lowest_first() -> None:
     limit = Limit("10/s", burst=10, name="api", priority_reserve={3: 0.2})
     with pytest.raises(ConfigurationError, match=r"Limiter.from_app\(app\), or say it: lowest_first=True"):
         Limiter.from_url(REDIS).acquire(limit, priority=3)
@@ -119,7 +119,7 @@ def test_a_limiter_that_does_not_know_the_broker_asks() -> None:
     assert [each.leaves for each in limiter._reader.demands(["plain", "api"], None, None, None, 1)] == [None, 200_000]
 
 
-def test_a_stored_rate_says_nothing_of_it() -> None:
+def test_stored_rate_omits_the_reserve() -> None:
     """Older workers read it."""
     code = Limit("10/s", burst=10, name="api", priority_reserve={3: 0.2})
     limiter = Limiter.from_url(REDIS)
@@ -138,5 +138,5 @@ def test_two_limits_of_a_name_have_one_reserve() -> None:
         limits_of_app(app)
 
 
-def test_places_have_none() -> None:
+def test_concurrency_has_no_reserve() -> None:
     assert Concurrency(3).priority_reserve is None

@@ -42,7 +42,7 @@ def by_model(written: Any = None, **options: Any) -> Limit:
         (dict(WRITTEN).get, "gpt-large", "10/m"),
     ],
 )
-def test_the_rate_of_a_key(written: Any, key: str, rate: str) -> None:
+def test_rate_of_a_key(written: Any, key: str, rate: str) -> None:
     (demand,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", key, None, None)
     assert demand.limit.rate == rate  # type: ignore[attr-defined]
     (same,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", None, None, {"model": key})
@@ -51,7 +51,7 @@ def test_the_rate_of_a_key(written: Any, key: str, rate: str) -> None:
     assert of_task == demand
 
 
-def test_a_mapping_object_is_asked_again_and_has_a_star() -> None:
+def test_mapping_object_is_read_with_its_star() -> None:
     class Plans(Mapping[str, str]):
         def __init__(self) -> None:
             self.stored = {"a": "1/m", "*": "2/m"}
@@ -87,7 +87,7 @@ def test_answers_are_cached_for_the_ttl(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError("database"), SystemExit(1), "many", 7, "99999999999/s"])
-def test_an_error_is_the_limits_own_rate_and_one_warning(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_falls_back_to_the_limits_rate_with_one_warning(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     def plan_of(key: str) -> Any:
         if isinstance(answer, BaseException):
             raise answer
@@ -119,7 +119,7 @@ def test_an_impossible_value_is_an_error(options: dict[str, Any], says: str) -> 
         Limit("5/m", **{"name": "tokens", "key": "{model}", "rates": WRITTEN, **options})
 
 
-def test_limits_of_keys_are_one_limit() -> None:
+def test_limits_of_keys_count_as_one_limit() -> None:
     limit = by_model()
     demands = [RequestResolver({"tokens": limit}).plain("tokens", key, None, None)[0] for key in ("gpt-large", "b")]
     assert len(each_bucket_once(demands)) == 2
@@ -156,7 +156,7 @@ def test_each_key_has_its_rate_and_a_stored_rate_wins(limiter: Limiter) -> None:
     assert limiter.config("tokens", key="gpt-large").in_force.rate == "10/m"  # type: ignore[union-attr]
 
 
-def test_what_displays_read_has_the_rate_of_the_key(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_displays_show_the_rate_of_the_key(server: EmbeddedServer, store: redis.Redis) -> None:
     app = Celery("displays", broker="memory://", set_as_current=False)
     app.conf.ratelimit_url = server.url
     asked = {"tokens": by_model(), "plans": replace(by_model(lambda key: 1 / 0), name="plans")}
@@ -166,7 +166,7 @@ def test_what_displays_read_has_the_rate_of_the_key(server: EmbeddedServer, stor
     assert "rates by <lambda>" in str(plan.config.in_force)
 
 
-def test_repeated_calls_heed_another_answer(limiter: Limiter) -> None:
+def test_changed_answer_changes_the_rate(limiter: Limiter) -> None:
     plans = {"a": "60/m"}
     limiter.quotas["plans"] = replace(by_model(lambda key: plans[key], rates_ttl=1e-9), name="plans", burst=9)
     calls: list[dict[str, Any]] = [{"key": "a"}, {"args": {"model": "a"}}]

@@ -1,4 +1,4 @@
-"""What ``check --fleet`` reckons from: how long tasks take, what they cost, and whether two URLs mean one server."""
+"""``check --fleet``: runtimes, costs, pools, and URLs of one server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_pool_status_of_a_worker(is_green: bool, processes: int) -> None:
     assert pool_status(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
     Pool(pool)._mean_runtimes.update({f"task {n}": float(n) for n in range(300)})
     takes = pool_status(state)["takes"]
-    assert (len(takes), takes["task 299"], "task 0" in takes) == (200, 299.0, False), "those that take the longest"
+    assert (len(takes), takes["task 299"], "task 0" in takes) == (200, 299.0, False), "the longest runtimes"
     consumer.task_consumer = None  # while Celery connects anew
     assert pool_status(state)["queues"] == []
 

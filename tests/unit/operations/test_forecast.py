@@ -1,4 +1,4 @@
-"""When parked tasks start: by the limit, or by what workers start of it; and why it is not known."""
+"""The forecast of parked tasks: by the limit or by the workers, or unknown with a reason."""
 
 from __future__ import annotations
 

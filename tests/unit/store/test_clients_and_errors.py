@@ -1,4 +1,4 @@
-"""From URLs to clients, and from errors to words. No server: nothing here gets that far."""
+"""From URLs to clients, and from errors to advice; no server is called."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_cluster_that_is_not_there_is_an_outage_and_no_bug() -> None:
         ("redis://host:x", "not the URL"),
     ],
 )
-def test_what_is_no_url_of_a_store_says_why(url: str, why: str) -> None:
+def test_invalid_url_error_gives_a_reason(url: str, why: str) -> None:
     for make in (client_of, async_client_of):
         with pytest.raises(ConfigurationError, match=why):
             make(url)
@@ -117,7 +117,7 @@ def test_what_is_no_url_of_a_store_says_why(url: str, why: str) -> None:
         ("rediss+cluster://one:7000", "RedisCluster"),
     ],
 )
-def test_the_same_for_asyncio(url: str, kind: str) -> None:
+def test_async_clients_of_urls(url: str, kind: str) -> None:
     async def made() -> Any:
         return async_client_of(url)
 
@@ -186,7 +186,7 @@ def test_a_broker_behind_sentinels_is_the_default_store() -> None:
     ]
 
 
-def test_so_is_a_result_backend_behind_sentinels() -> None:
+def test_result_backend_behind_sentinels_is_a_store() -> None:
     options = {"master_name": "results"}
     app = app_of(result_backend="sentinel://one/3;sentinel://two/3", result_backend_transport_options=options)
     pool = limiter_of(app).client.connection_pool
@@ -247,14 +247,14 @@ MISCONFIGURED = [
 
 
 @pytest.mark.parametrize("error", OUTAGES, ids=lambda error: f"{type(error).__name__} {str(error)[:12]}")
-def test_what_may_be_over_in_a_moment_is_an_outage(error: Exception) -> None:
+def test_temporary_error_is_an_outage(error: Exception) -> None:
     made = trouble(error)
     assert type(made) is (StoreFull if isinstance(error, exceptions.OutOfMemoryError) else StoreUnavailable)
     assert str(error) in str(made)
 
 
 @pytest.mark.parametrize(("error", "mend"), MISCONFIGURED, ids=lambda each: str(each)[:20])
-def test_what_no_waiting_mends_is_a_configuration_error_with_its_mend(error: Exception, mend: str) -> None:
+def test_permanent_error_is_a_configuration_error_with_a_remedy(error: Exception, mend: str) -> None:
     made = trouble(error)
     assert not isinstance(made, StoreUnavailable)
     with pytest.raises(ConfigurationError, match=mend):
@@ -281,28 +281,28 @@ def fitness(server: Any = None, replication: Any = None, memory: Any = None) -> 
     return check_fitness(info)
 
 
-def test_a_store_that_may_not_be_asked_is_believed() -> None:
+def test_store_without_info_counts_as_fit() -> None:
     assert fitness() == []
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "7.0.15", "8.0.1", "255.255.255"])
-def test_fit(version: str) -> None:
+def test_supported_versions_are_fit(version: str) -> None:
     assert fitness({"redis_version": version}, {"role": "master"}, {"maxmemory_policy": "noeviction"}) == []
 
 
 @pytest.mark.parametrize("version", ["2.8.24", "5.0.14", "6.0.16"])
-def test_too_old(version: str) -> None:
+def test_old_version_is_an_error(version: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"Redis {version}: it has to be Redis 6\.2 or later"):
         fitness({"redis_version": version})
 
 
-def test_a_replica() -> None:
+def test_replica_is_an_error() -> None:
     replication = {"role": "slave", "slave_read_only": 1, "master_host": "10.0.0.1", "master_port": 6379}
     with pytest.raises(ConfigurationError, match=r"read-only replica of 10\.0\.0\.1:6379"):
         fitness(replication=replication)
 
 
-def test_eviction() -> None:
+def test_eviction_policy_is_a_warning() -> None:
     (warning,) = fitness(memory={"maxmemory_policy": "allkeys-lru"})
     assert "allkeys-lru" in warning
     assert "noeviction" in warning
@@ -315,11 +315,11 @@ def commands_of(source: str) -> set[str]:
     return set(re.findall(r"call\('([A-Z]+)'", source))
 
 
-def test_what_scripts_use_is_asked_for_at_start_up_and_documented() -> None:
+def test_commands_of_scripts_are_probed_and_documented() -> None:
     lua = Path(str(files("celery_ratelimit.lua")))
     scripts = [path for path in lua.rglob("*.lua") if path.parent.name != "broker"]
     used = set().union(*[commands_of(path.read_text()) for path in scripts])
-    # Who may not ring is not refused: idle workers look all the same. Nor who may not count a share.
+    # Optional: without PUBLISH idle workers poll; without the others shares are not counted.
     unasked = {"PUBLISH", "ZLEXCOUNT", "HGETALL"}
     probe = commands_of((lua / "check_permissions.lua").read_text() + (lua / "include/now.lua").read_text())
     assert used - probe == unasked

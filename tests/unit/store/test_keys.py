@@ -1,4 +1,4 @@
-"""Keys are never ambiguous, whatever users put into names and keys, and never without bounds."""
+"""Keys are unambiguous and bounded, whatever users put into names and keys."""
 
 from __future__ import annotations
 

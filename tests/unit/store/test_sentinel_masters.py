@@ -1,4 +1,4 @@
-"""Which of several Sentinels is believed, and when nobody goes on with the old master."""
+"""The choice among the replies of several Sentinels."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_failover_lasts_from_selection_to_switch(
     sentinels[1].epoch, sentinels[1].address = 1, TWO
     master.hear(1, end, ["limits", *map(str, ONE), *map(str, TWO)])
     assert not master.is_moving
-    assert master.address == TWO, "asked before anybody goes on"
+    assert master.address == TWO, "queried before calls continue"
     master.hear(0, begin, ["master", "limits", *map(str, TWO)])
     now[0] += masters.LONGEST_MOVE
     assert not master.is_moving, "its end was not heard"

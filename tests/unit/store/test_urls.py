@@ -1,4 +1,4 @@
-"""What of a store's URL is shown: never its user, password, query or path, however it is written."""
+"""URLs are shown without user, password, query and path."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def urls(draw: Callable[..., Any]) -> str:
 
 
 def told(call: Callable[[], Any]) -> str:
-    """What is shown to whoever calls: an error of ours, with the errors that led to it."""
+    """The text that a caller sees: the result, or an error with its causes."""
     try:
         return repr(call())
     except RateLimitError as error:
@@ -140,12 +140,12 @@ def test_a_character_that_has_to_be_encoded_is_an_error_that_says_how(url: str, 
         ("not a url", "…"),
     ],
 )
-def test_what_is_sure_is_shown(url: str, shown: str) -> None:
+def test_shown_part_of_a_url(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 
 @pytest.mark.parametrize("url", [None, 5, b"redis://host", ["redis://host"]])
-def test_what_is_no_text_is_no_url(url: Any) -> None:
+def test_url_must_be_text(url: Any) -> None:
     for kind in (Limiter, AsyncLimiter):
         with pytest.raises(ConfigurationError, match="a store's URL is a text such as 'redis://host:6379/0', not a"):
             kind.from_url(url)  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ def test_what_is_no_text_is_no_url(url: Any) -> None:
         ("redis://host?socket_timeout=s3cr3t", "socket_timeout must be a number of seconds above 0"),
     ],
 )
-def test_an_option_that_there_is_not_is_named(url: str, why: str) -> None:
+def test_unknown_option_error_names_it(url: str, why: str) -> None:
     for kind in (Limiter, AsyncLimiter):
         with pytest.raises(ConfigurationError, match=why) as caught:
             kind.from_url(url)  # type: ignore[attr-defined]

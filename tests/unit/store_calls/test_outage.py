@@ -1,4 +1,4 @@
-"""How long tasks are deferred while the store does not serve."""
+"""Deferral of tasks during an outage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def end(lost: Outage) -> None:
 
 
 def test_deferral_grows_while_the_store_only_seems_to_be_back(clock: list[float]) -> None:
-    """The probe was served, and those who were deferred are not, each time that they come back."""
+    """The probe succeeds, and the deferred tasks fail each time."""
     lost = Outage(STORE, lambda callback: None, lambda: None)
     pauses = []
     for _ in range(12):

@@ -111,23 +111,23 @@ class Bench:
     ) -> None:
         self.seconds_away = seconds_away  # the store: 0.0: the worker waits for its answers
         self.is_far = True  # threads make calls, if there is an event loop
-        self.decides_first = False
+        self.decides_at_submit = False
         self.lost_connections = 0
         self.now, self.processes, self.workers = 1000.0, processes, 2
         self.paused = False  # its return queues
-        self.answers_late = False  # the broker, who is told that it is
-        self.waits_at_broker = self.keeps_only_process = False
+        self.pauses_late = False  # the broker, who is told that it is
+        self.has_returns_at_broker = self.keeps_only_process = False
         self.on_timers: list[Request] = []  # for the end of their countdown
-        self.at: dict[str, list[Any]] = {}
+        self.on_step: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
-        self.asked: list[int] = []  # how many might have asked with one script
-        self.together_parked: list[int] = []  # how many were parked by one script
+        self.acquire_sizes: list[int] = []  # how many might have asked with one script
+        self.park_sizes: list[int] = []  # how many were parked by one script
         self.attempts: list[list[int]] = []  # of each call to park them
         self.numbers = itertools.count(1)
         self.shadows = KnownShadows()
         self.lost = False
         self.tats: dict[str, float] = {}
-        self.concurrency_leases: dict[str, set[str]] = {}
+        self.leases_of: dict[str, set[str]] = {}
         self.kept: set[str] = set()
         self.running: dict[Request, float] = {}
         self.runtimes: dict[str, float] = {}  # seconds that tasks of a name take
@@ -135,8 +135,8 @@ class Bench:
         self.plans: dict[tuple[str, str], Any] = {}
         self.left: set[str] = set()
         self.widened = 0
-        self.is_somebody_parked = False
-        self.admission: list[ParkResult] = []  # of the lot
+        self.has_parked_tasks = False
+        self.park_results: list[ParkResult] = []  # of the lot
         self.bounds: list[int | None] = []  # of tasks that the lot was asked to park
         for module in (
             queue_processor,
@@ -234,7 +234,7 @@ class Bench:
 
     def step(self, name: str) -> None:
         """Something is called: what is to happen there does."""
-        happens = self.at[name].pop(0) if self.at.get(name) else None
+        happens = self.on_step[name].pop(0) if self.on_step.get(name) else None
         if isinstance(happens, Exception):
             raise happens
         if happens is not None:
@@ -250,13 +250,13 @@ class Bench:
     def shutdown(self, *, wait: bool) -> None: ...
 
     def submit(self, question: Callable[[], Any]) -> Future[Any]:
-        """In a thread: the answer comes after a while, of when it comes or (``decides_first``) of when it was asked; or
+        """In a thread: the answer comes after a while, of when it comes or (``decides_at_submit``) of when it was asked; or
         never, if the connection is lost, and with it the worker's loop.
         """
         self.step("submit")
         answer: Future[Any] = Future()
         connection = self.lost_connections
-        if self.decides_first:
+        if self.decides_at_submit:
             try:
                 said = question()
             except Exception as error:
@@ -311,7 +311,7 @@ class Bench:
         policy = Policy(**{"throttle": kind, "inline_wait": 0.02, "max_wait": None, "overflow": "fail", **options})
         return Task(name=f"{kind} {names}", plan=Plan(tuple(limits), policy, None, demands, "node"))
 
-    def come(
+    def receive(
         self,
         task: Any,
         id: str | None = None,
@@ -342,13 +342,13 @@ class Bench:
             else:
                 self.on_timers.append(request)
 
-    def together(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
+    def receive_batch(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
         """Those that come in together, up to a lost connection."""
         requests: list[Request] = []
         self.receiving = True
         for task in tasks:
             if not any(map(self.is_stale, requests)):
-                requests.append(self.come(task, **options))
+                requests.append(self.receive(task, **options))
         self.receiving = False
         self.contained(self.after_together)
         return requests
@@ -436,12 +436,12 @@ class Bench:
     def pause_return_queues(self, paused: bool, then: Callable[[], None]) -> None:
         assert paused != self.paused
         self.paused = paused
-        if paused and not self.answers_late:
+        if paused and not self.pauses_late:
             then()
         self.then = then
 
     def does_anybody_wait_to_return(self) -> bool:
-        return self.waits_at_broker
+        return self.has_returns_at_broker
 
     @property
     def prefetch(self) -> Any:
@@ -517,7 +517,7 @@ class Bench:
     def begin(self, error: Any = None, on_end: Any = None) -> None:
         self.lost = self.lost or error is not None
 
-    def dedup_and_acquire(self) -> None:
+    def end_outage(self) -> None:
         if self.lost:
             self.lost = False
             self.contained(self.gate._store_is_back)
@@ -527,7 +527,7 @@ class Bench:
 
     def ask_next(self, demands: Any, ids: Sequence[str], *, horizon: float, claim: float) -> list[Decision]:
         self.step("ask")
-        self.asked.append(len(ids))
+        self.acquire_sizes.append(len(ids))
         decisions = []
         for id in ids:
             decisions.append(self._decide(demands, id=id, horizon=horizon))
@@ -557,7 +557,7 @@ class Bench:
             if isinstance(demand.limit, Limit):
                 waits.append(max(0.0, self.tats.get(demand.name, 0.0) - self.now))
             else:
-                holders = self.concurrency_leases.setdefault(demand.name, set())
+                holders = self.leases_of.setdefault(demand.name, set())
                 waits.append(0.0 if len(holders - {id}) < 2 else 0.5)
         wait = max(waits)
         allowed = wait <= horizon and not any(
@@ -568,7 +568,7 @@ class Bench:
                 if isinstance(demand.limit, Limit):
                     self.tats[demand.name] = max(self.now, self.tats.get(demand.name, 0.0)) + 0.1
                 else:
-                    self.concurrency_leases[demand.name].add(id)
+                    self.leases_of[demand.name].add(id)
         states = tuple(
             LimitState(demand.name, "", 1, 0, max(0.0, self.tats.get(demand.name, 0.0) - self.now), 0.1)
             if isinstance(demand.limit, Limit)
@@ -588,7 +588,7 @@ class Bench:
     def _end_lease(self, holder: str, *, later: bool, unconfirmed: Sequence[LimitRequest]) -> None:
         if holder in self.kept or unconfirmed:
             self.kept.discard(holder)
-            for holders in self.concurrency_leases.values():
+            for holders in self.leases_of.values():
                 holders.discard(holder)
             self.step("release")
 
@@ -613,7 +613,7 @@ class Bench:
         return True
 
     def lot_of(self, demands: Any) -> Any:
-        return demands[0] if self.is_somebody_parked else None
+        return demands[0] if self.has_parked_tasks else None
 
     def to_park(self, pending: Any, *_: Any) -> Any:
         self.step("pack")
@@ -629,16 +629,16 @@ class Bench:
         self.attempts.append([packed.attempt for requests in requests_of.values() for _, packed in requests])
         self.bounds += [packed.max_parked for requests in requests_of.values() for _, packed in requests]
         yield lambda: self.step("park")
-        self.together_parked.append(sum(map(len, requests_of.values())))
+        self.park_sizes.append(sum(map(len, requests_of.values())))
         return {
             bucket: [self._park(pending, only_behind) for pending, _ in requests]
             for bucket, requests in requests_of.items()
         }
 
     def _park(self, pending: Any, only_behind: bool) -> ParkResult:
-        answer = self.admission.pop(0) if self.admission else ParkResult("parked")
+        answer = self.park_results.pop(0) if self.park_results else ParkResult("parked")
         if answer == EMPTY:
-            self.is_somebody_parked = False
+            self.has_parked_tasks = False
             answer = EMPTY if only_behind else ParkResult("parked")  # whoever asked is parked
         if answer.is_parked and not pending.gone and not self.is_stale(pending.request):
             pending.request.end("parked")
@@ -664,7 +664,7 @@ class Bench:
         pending = self.pending()
         assert len({id(each) for _, each in pending}) == len(pending)
         for limit_queue, each in pending:
-            concurrency_leases = (each in limit_queue.reserved, each in limit_queue.new, each in list(limit_queue.due))
+            leases_of = (each in limit_queue.reserved, each in limit_queue.new, each in list(limit_queue.due))
             expected = {
                 State.QUEUED: (each.has_reservation, not each.has_reservation, False),
                 State.ACQUIRING: (each.has_reservation, not each.has_reservation, False),
@@ -672,7 +672,7 @@ class Bench:
                 State.GRANTED: (False, False, True),
                 State.PARKING: (False, False, False),
             }
-            assert concurrency_leases == expected[each.state]
+            assert leases_of == expected[each.state]
             assert (each in limit_queue.parking) == (each.state is State.PARKING)
             in_flight = limit_queue.acquire is not None and each in limit_queue.acquire.requests
             assert in_flight == (each.state is State.ACQUIRING)
@@ -700,7 +700,7 @@ class Bench:
         assert not {*queues._by_key, *queues._by_bucket, *queues.needing_process}
         assert not self.gate._concurrency._running
         assert not self.kept
-        assert not any(self.concurrency_leases.values())
+        assert not any(self.leases_of.values())
         assert not self.left
         assert not len(self.gate._batch)
         assert self.gate._capacity.reservations.by(float("inf")) == 0

@@ -1,4 +1,4 @@
-"""The gate's bootstep on its way down."""
+"""The gate's bootstep when a worker stops."""
 
 from __future__ import annotations
 
@@ -72,31 +72,31 @@ def test_worker_is_stopping_when_celery_sets_a_stop_flag(
 def test_stopping_worker_starts_and_acquires_nothing(monkeypatch: pytest.MonkeyPatch, throttle: str) -> None:
     bench = Bench(monkeypatch, processes=1)
     task, plain = bench.task(throttle, "place"), bench.task("plain")
-    running = bench.come(task)
+    running = bench.receive(task)
     assert running.ends == ["started"]
     bench.tats["r1"] = bench.now + 0.05
-    due = bench.come(bench.task("wait", "r1"))
-    waiting = [bench.come(task), bench.come(plain)]
-    asked = len(bench.asked)
+    due = bench.receive(bench.task("wait", "r1"))
+    waiting = [bench.receive(task), bench.receive(plain)]
+    asked = len(bench.acquire_sizes)
     bench.gate.worker.is_stopping = True  # type: ignore[misc]
     bench.finish()
-    waiting += [bench.come(task), bench.come(plain)]
+    waiting += [bench.receive(task), bench.receive(plain)]
     bench.run(1.0)
     assert [each.ends for each in [due, *waiting]] == [[]] * 5, "the broker has their messages"
-    assert len(bench.asked) == asked
+    assert len(bench.acquire_sizes) == asked
     bench.lose_connection()
-    assert not bench.concurrency_leases.get("place"), "for other workers"
+    assert not bench.leases_of.get("place"), "for other workers"
     bench.check_empty()
 
 
 def test_permit_granted_after_a_stop_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.at["ask"] = [lambda: setattr(bench.gate.worker, "is_stopping", True)]
-    request = bench.come(bench.task("wait", "place"))
+    bench.on_step["ask"] = [lambda: setattr(bench.gate.worker, "is_stopping", True)]
+    request = bench.receive(bench.task("wait", "place"))
     bench.run(1.0)
     assert request.ends == []
     bench.lose_connection()
-    assert not bench.concurrency_leases.get("place")
+    assert not bench.leases_of.get("place")
     bench.check_empty()
 
 

@@ -1,4 +1,4 @@
-"""Who may have a process, as a table: a pool that says what it has, and a time that is given."""
+"""Processes for permits and unlimited tasks, as tables: a given pool and time."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def capacity(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -
     [
         ((4, 4), (), "5", True),
         ((4, 2), (0.0,), "5", True),
-        ((4, 2), (0.0, 0.01), "5", False),  # both are promised
-        ((4, 2), (0.0, 0.05), "5", True),  # promised, but one for later
+        ((4, 2), (0.0, 0.01), "5", False),  # both are reserved
+        ((4, 2), (0.0, 0.05), "5", True),  # reserved, but one for later
         ((1, 1), (0.0,), "0.001", True),  # through in a moment
         ((1, 1), (0.0,) * 19, "0.001", True),
         ((1, 1), (0.0,) * 21, "0.001", False),  # 21 ms in 20
-        ((1, 1), (0.0,), "inf", False),  # nobody knows how long that takes
+        ((1, 1), (0.0,), "inf", False),  # of unknown runtime
         ((4, 0, "5"), (), "5", False),  # busy for long: no permit on a guess
         ((4, 0, "0.001"), (), "5", True),  # one may be free in a moment, and one permit is all that can be lost
         ((4, 0, "0.001"), (0.0,), "0.001", False),  # and that one is taken
@@ -70,9 +70,9 @@ def test_permit_needs_a_process(pool: tuple[object, ...], grants: tuple[float, .
     [
         ((2, 1), (), "5", 0, NEVER, True),
         ((2, 0), (), "5", 0, NEVER, False),  # what is handed over starts
-        ((2, 1), (), "5", 1, NEVER, False),  # somebody's turn has come
+        ((2, 1), (), "5", 1, NEVER, False),  # a turn has come
         ((2, 2), (), "5", 1, NEVER, True),
-        ((2, 1), (0.05,), "0.1", 0, NEVER, False),  # it would not be back in time for who has a permit
+        ((2, 1), (0.05,), "0.1", 0, NEVER, False),  # it would not be back in time for the permit
         ((2, 1), (0.05,), "0.01", 0, NEVER, True),  # it will
         ((2, 1), (), "5", 0, NOW + 0.9, False),  # kept: it would be back in five seconds
         ((2, 1), (), "5", 0, NOW + 1.1, True),
@@ -83,10 +83,10 @@ def test_permit_needs_a_process(pool: tuple[object, ...], grants: tuple[float, .
         ((2, 0, "0.001"), (), "0.001", 0, NOW + 1, True),  # very short ones may wait in the pool
         ((2, -40, "0.001"), (), "0.001", 0, NOW + 1, True),
         ((2, -110, "0.001"), (), "0.001", 0, NOW + 1, False),  # 0.05 s of two processes
-        ((2, 0, "0.001"), (), "0.001", 1, NEVER, False),  # not before who has its turn
+        ((2, 0, "0.001"), (), "0.001", 1, NEVER, False),  # not before the task whose turn has come
         ((2, 0, "0.001"), (), "0.001", 0, NOW + 0.004, False),
         ((2, 0, "5"), (), "0.001", 0, NOW + 1, False),  # behind long ones they would be late
-        ((2, 0, "0.1"), (), "0.1", 0, NEVER, True),  # while nobody waits: a second's worth
+        ((2, 0, "0.1"), (), "0.1", 0, NEVER, True),  # while nothing waits: a second's worth
         ((2, -18, "0.1"), (), "0.1", 0, NEVER, True),
         ((2, -25, "0.1"), (), "0.1", 0, NEVER, False),
         ((2, 0, "0.001", NOW, False), (), "0.001", 0, NEVER, False),  # where the gate itself would have to wait

@@ -1,4 +1,4 @@
-"""A worker whose store is far away: while it waits for an answer, tasks end and turns come of which it hears later."""
+"""Latency, capacity and known turns of a worker with a distant store."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_max_permits_counts_busy_processes_that_end() -> None:
     assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5
 
 
-# -- Nothing new comes in while it is late -----------------------------------------------------------------------------
+# -- A late worker pauses receiving ------------------------------------------------------------------------------------
 
 
 class Channel:
@@ -132,9 +132,9 @@ def test_channel_without_polling_is_not_patched() -> None:
 
 def test_busy_pool_does_not_make_the_worker_late(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, processes=1)
-    bench.come(bench.task("unlimited"))
+    bench.receive(bench.task("unlimited"))
     bench.tats["r1"] = bench.now - 5.0
-    request = bench.come(bench.task("retry", "r1"), "back", returned=True)
+    request = bench.receive(bench.task("retry", "r1"), "back", returned=True)
     assert request.ends == []
     assert not bench.is_late()
     bench.run(0.02)
@@ -148,9 +148,9 @@ def test_worker_is_late_when_a_brief_task_has_not_been_followed(monkeypatch: pyt
     """The process has ended, or does in a moment: the worker hears of it when it has nothing else to do."""
     bench = Bench(monkeypatch, processes=1)
     bench.mean_runtime = lambda name: 0.002  # type: ignore[method-assign]
-    bench.come(bench.task("unlimited"))
+    bench.receive(bench.task("unlimited"))
     bench.tats["r1"] = bench.now - 5.0
-    request = bench.come(bench.task("retry", "r1"), "back", returned=True)
+    request = bench.receive(bench.task("retry", "r1"), "back", returned=True)
     assert (request.ends, bench.is_late()) == ([], False)
     bench.run(0.006)
     assert bench.is_late()
@@ -158,7 +158,7 @@ def test_worker_is_late_when_a_brief_task_has_not_been_followed(monkeypatch: pyt
     assert (request.ends, bench.is_late()) == (["started"], False)
 
 
-# -- Newcomers behind those that have just left the lot ----------------------------------------------------------------
+# -- New requests behind tasks that have just returned -----------------------------------------------------------------
 
 API = LimitRequest(Limit("100/s", name="api"), "api")
 BUCKET = ("api", "")
@@ -172,7 +172,7 @@ def test_new_request_stands_behind_the_last_returned_task_until_its_turn(monkeyp
     occupied.note_turn(BUCKET, NOW + 0.5)
     assert occupied.is_closed(BUCKET)
     assert occupied.lot_of([API]) is API
-    occupied.forget(BUCKET)  # nobody is parked
+    occupied.forget(BUCKET)  # the backlog is empty
     assert occupied.lot_of([API]) is API
     now[0] += 0.41
     assert occupied.lot_of([API]) is None, "its own turn comes soon: it asks"

@@ -1,4 +1,4 @@
-"""While the store has no memory for more tasks, throttled tasks stay at the broker, as with ``throttle="wait"``."""
+"""While the store is full, throttled tasks wait in the worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_throttled_task_waits_in_the_worker(bench: Bench) -> None:
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
-    request = bench.come(bench.task("retry", "r1"))
+    request = bench.receive(bench.task("retry", "r1"))
     bench.run(4.0)
     assert (request.ends, bench.attempts) == ([], [])
     bench.run(2.0)
@@ -33,9 +33,9 @@ def test_throttled_task_waits_in_the_worker(bench: Bench) -> None:
 
 
 def test_task_behind_parked_tasks_waits_in_the_worker(bench: Bench) -> None:
-    bench.is_somebody_parked = bench.is_full = True
+    bench.has_parked_tasks = bench.is_full = True
     bench.tats["r1"] = bench.now + 5.0
-    request = bench.come(bench.task("retry", "r1"))
+    request = bench.receive(bench.task("retry", "r1"))
     bench.run(1.0)
     assert (request.ends, bench.attempts) == ([], [])
 
@@ -45,19 +45,19 @@ def test_more_messages_are_requested_only_to_be_parked(bench: Bench, *, full: bo
     """Else they would wait here, and no other worker could start them."""
     more: list[Any] = []
     bench.request_more = lambda message, most=0: more.append(message)  # type: ignore[method-assign]
-    bench.is_somebody_parked, bench.is_full, bench.tats["r1"] = True, full, bench.now + 5.0
-    bench.come(bench.task("retry", "r1"))
+    bench.has_parked_tasks, bench.is_full, bench.tats["r1"] = True, full, bench.now + 5.0
+    bench.receive(bench.task("retry", "r1"))
     bench.run(0.1)
     more.clear()
-    bench.come(bench.task("retry", "r1"))
+    bench.receive(bench.task("retry", "r1"))
     assert bool(more) is not full
 
 
 def test_tasks_refused_by_a_full_store_wait_in_the_worker(bench: Bench) -> None:
     """It is no outage: other calls are served."""
-    bench.tats["r1"], bench.is_somebody_parked = bench.now + 5.0, True
-    bench.at["park"] = [FULL]
-    requests = bench.together([bench.task("retry", "r1")] * 2)
+    bench.tats["r1"], bench.has_parked_tasks = bench.now + 5.0, True
+    bench.on_step["park"] = [FULL]
+    requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
     assert ([request.ends for request in requests], bench.lost, bench.is_full) == ([[], []], False, True)
     bench.run(6.0)
     assert [request.ends for request in requests] == [["started"], ["started"]]
@@ -66,10 +66,10 @@ def test_tasks_refused_by_a_full_store_wait_in_the_worker(bench: Bench) -> None:
 
 def test_possibly_parked_task_is_parked_again(bench: Bench) -> None:
     """The reply to the first call was lost: it must not start beside its parked copy. Alone it is not refused."""
-    bench.is_somebody_parked, bench.at["park"] = True, [StoreUnavailable("no answer")]
-    requests = bench.together([bench.task("retry", "r1")] * 2)
-    bench.at["park"] = [FULL]
-    bench.dedup_and_acquire()
+    bench.has_parked_tasks, bench.on_step["park"] = True, [StoreUnavailable("no answer")]
+    requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
+    bench.on_step["park"] = [FULL]
+    bench.end_outage()
     assert [request.ends for request in requests] == [["parked"], ["parked"]]
     assert bench.attempts == [[0, 0], [1, 1], [2], [2]]
 
@@ -77,13 +77,13 @@ def test_possibly_parked_task_is_parked_again(bench: Bench) -> None:
 def test_returning_task_is_parked_again(bench: Bench) -> None:
     """It has only just left its place."""
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
-    request = bench.come(bench.task("retry", "r1"), returned=True)
+    request = bench.receive(bench.task("retry", "r1"), returned=True)
     assert request.ends == ["parked"]
 
 
 def test_task_with_throttle_fail_fails(bench: Bench) -> None:
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
-    assert bench.come(bench.task("fail", "r1")).ends == ["failed"]
+    assert bench.receive(bench.task("fail", "r1")).ends == ["failed"]
 
 
 # -- What a worker knows -----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_idle_worker_checks_memory_only_while_the_store_is_full(clock: Clock) ->
 def test_new_waiting_task_does_not_delay_a_returning_one(bench: Bench) -> None:
     """The turn of the new one is later, and both ask the same limit."""
     bench.tats["r1"], bench.is_full = bench.now + 0.5, True
-    new = bench.come(bench.task("retry", "r1"))
+    new = bench.receive(bench.task("retry", "r1"))
     bench.tats["r1"] = bench.now
-    returning = bench.come(bench.task("retry", "r1"), returned=True)
+    returning = bench.receive(bench.task("retry", "r1"), returned=True)
     assert (new.ends, returning.ends) == ([], ["started"])

@@ -1,4 +1,4 @@
-"""Which permits the gate still uses when it comes late. A stall of just so many milliseconds is not to be had."""
+"""Permits that the gate uses late, or discards."""
 
 from __future__ import annotations
 

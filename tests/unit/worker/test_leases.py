@@ -1,4 +1,4 @@
-"""A lease belongs to one run of a task: what a run was granted is its own, and is released once."""
+"""A lease belongs to one run of a task and is released once."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def reply_is_lost(bench: Bench) -> Callable[[], None]:
 
 def test_redelivered_copy_has_its_own_lease(bench: Bench) -> None:
     task = bench.task("wait", "p1")
-    first = bench.come(task, "task")
+    first = bench.receive(task, "task")
     bench.lose_connection()
-    second = bench.come(task, "task")
+    second = bench.receive(task, "task")
     assert [first.ends, second.ends] == [["started"], ["started"]]
-    assert len(bench.concurrency_leases["p1"]) == 2
-    third = bench.come(task, "task")
+    assert len(bench.leases_of["p1"]) == 2
+    third = bench.receive(task, "task")
     assert third.ends == [], "two run"
     bench.finish()
-    assert len(bench.concurrency_leases["p1"]) == 2, "the lease of the first run is the third's"
+    assert len(bench.leases_of["p1"]) == 2, "the lease of the first run is the third's"
     assert third.ends == ["started"]
     bench.finish()
     bench.finish()
@@ -57,13 +57,13 @@ def test_redelivered_copy_has_its_own_lease(bench: Bench) -> None:
 def test_repeated_acquire_finds_the_lease_of_a_lost_reply(bench: Bench) -> None:
     bench.is_a_move = True  # its master is another server in a moment: the request waits for that
     arrives = reply_is_lost(bench)
-    request = bench.come(bench.task("wait", "p1"))
-    assert len(bench.concurrency_leases["p1"]) == 1
+    request = bench.receive(bench.task("wait", "p1"))
+    assert len(bench.leases_of["p1"]) == 1
     arrives()
-    bench.dedup_and_acquire()
+    bench.end_outage()
     bench.run(1.0)
     assert request.ends == ["started"]
-    assert len(bench.concurrency_leases["p1"]) == 1
+    assert len(bench.leases_of["p1"]) == 1
 
 
 @pytest.mark.parametrize("leaves", ["sent back", "lost"])
@@ -71,13 +71,13 @@ def test_leaving_request_with_a_lost_reply_releases_its_lease(bench: Bench, leav
     arrives = reply_is_lost(bench)
     if leaves == "lost":
         bench.is_a_move = True
-    request = bench.come(bench.task("retry", "p1"))
+    request = bench.receive(bench.task("retry", "p1"))
     arrives()
     if leaves == "lost":
-        assert len(bench.concurrency_leases["p1"]) == 1
+        assert len(bench.leases_of["p1"]) == 1
         bench.lose_connection()
     assert request.ends == [leaves]
-    assert not bench.concurrency_leases["p1"]
+    assert not bench.leases_of["p1"]
     bench.check_empty()
 
 
@@ -188,5 +188,5 @@ def test_acquire_of_leases_asks_for_all_free_processes(bench: Bench) -> None:
         return decide(demands, asking, ended)
 
     bench.release_and_acquire = note  # type: ignore[method-assign]
-    bench.come(bench.task("wait", "p1"))
+    bench.receive(bench.task("wait", "p1"))
     assert asked_for == [8]

@@ -1,4 +1,4 @@
-"""When a worker looks for what people store for its limits."""
+"""The watcher of stored limits polls without blocking the worker."""
 
 from __future__ import annotations
 

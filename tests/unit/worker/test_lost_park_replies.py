@@ -1,4 +1,4 @@
-"""The reply to a call that parks is lost: its requests are held, and parked again when the store answers."""
+"""Requests whose park call has no reply are held, and parked again when the store answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_ANSWER = StoreUnavailable("no answer")
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(monkeypatch, processes=4)
-    bench.is_somebody_parked = True
+    bench.has_parked_tasks = True
     return bench
 
 
@@ -28,8 +28,8 @@ def ends(requests: Sequence[Request]) -> list[str]:
 
 def lose_reply(bench: Bench, number: int) -> list[Request]:
     """Requests are to be parked, and no reply comes."""
-    bench.at["park"] = [NO_ANSWER]
-    return bench.together([bench.task("retry", "r1")] * number)
+    bench.on_step["park"] = [NO_ANSWER]
+    return bench.receive_batch([bench.task("retry", "r1")] * number)
 
 
 @pytest.mark.parametrize("choice", ["defer", "allow", "local", "raise"])
@@ -39,12 +39,12 @@ def test_possibly_parked_requests_are_held_until_the_store_answers(
 ) -> None:
     """They may be parked: none of them starts, and none is given up."""
     bench = Bench(monkeypatch, choice, processes=4, seconds_away=seconds_away)
-    bench.is_somebody_parked = True
+    bench.has_parked_tasks = True
     requests = lose_reply(bench, 3)
     bench.run(60.0)
     assert (ends(requests), bench.lost) == ([""] * 3, True)
     assert bench.attempts == [[0, 0, 0]], "the store is not called while it is lost"
-    bench.dedup_and_acquire()
+    bench.end_outage()
     bench.run(seconds_away)
     assert (ends(requests), bench.attempts) == (["parked"] * 3, [[0, 0, 0], [1, 1, 1]])
     bench.check_empty()
@@ -53,10 +53,10 @@ def test_possibly_parked_requests_are_held_until_the_store_answers(
 def test_other_messages_are_received_during_the_hold(bench: Bench) -> None:
     lose_reply(bench, 3)
     assert bench.widened == 3
-    plain = bench.come(bench.task("plain"))
-    later = bench.come(bench.task("retry", "r1"))
+    plain = bench.receive(bench.task("plain"))
+    later = bench.receive(bench.task("retry", "r1"))
     assert ends([plain, later]) == ["started", "sent back"]
-    bench.dedup_and_acquire()
+    bench.end_outage()
     assert bench.widened == 0
 
 
@@ -74,10 +74,10 @@ def test_after_two_lost_replies_requests_are_parked_one_by_one(bench: Bench) -> 
     """Then each is parked alone: it may be one of them that is too much for the store."""
     requests = lose_reply(bench, 2)
     for _ in range(2):
-        bench.at["park"] = [NO_ANSWER]
-        bench.dedup_and_acquire()
+        bench.on_step["park"] = [NO_ANSWER]
+        bench.end_outage()
         assert ends(requests) == ["", ""]
-    bench.dedup_and_acquire()
+    bench.end_outage()
     assert ends(requests) == ["parked", "parked"]
     assert bench.attempts == [[0, 0], [1, 1], [2], [3], [2]]
     bench.check_empty()
@@ -85,8 +85,8 @@ def test_after_two_lost_replies_requests_are_parked_one_by_one(bench: Bench) -> 
 
 def test_held_requests_acquire_if_the_backlog_is_empty(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
-    bench.admission = [EMPTY, EMPTY]
-    bench.dedup_and_acquire()
+    bench.park_results = [EMPTY, EMPTY]
+    bench.end_outage()
     assert ends(requests)[0] == "started"
     assert bench.attempts[2:] == [[1]], "the number is kept: an earlier call may still come"
     bench.finish()
@@ -100,7 +100,7 @@ def test_held_message_is_sent_back_before_the_consumer_timeout(bench: Bench) -> 
     assert ends(requests) == ["", ""]
     bench.run(2.0)
     assert ends(requests) == ["sent back", "sent back"]
-    bench.dedup_and_acquire()
+    bench.end_outage()
     assert bench.attempts == [[0, 0]]
     bench.check_empty()
 
@@ -116,16 +116,16 @@ def test_lost_connection_ends_held_requests(bench: Bench) -> None:
 
 def test_lost_connection_during_the_repeat_ends_held_requests(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
-    bench.at["park"] = [Lost()]
-    bench.dedup_and_acquire()
+    bench.on_step["park"] = [Lost()]
+    bench.end_outage()
     assert ends(requests) == ["lost", "lost"]
     bench.check_empty()
 
 
 def test_misconfigured_store_sends_requests_back(bench: Bench) -> None:
     """It has answered, and would answer the same in a moment."""
-    bench.at["park"] = [StoreMisconfigured("no rights")]
-    requests = bench.together([bench.task("retry", "r1")] * 2)
+    bench.on_step["park"] = [StoreMisconfigured("no rights")]
+    requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
     assert ends(requests) == ["sent back", "sent back"]
     bench.check_empty()
 
@@ -133,8 +133,8 @@ def test_misconfigured_store_sends_requests_back(bench: Bench) -> None:
 def test_cancelled_call_is_not_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store was lost while the call waited for a thread."""
     bench = Bench(monkeypatch, processes=4, seconds_away=0.02)
-    bench.is_somebody_parked = True
-    requests = bench.together([bench.task("retry", "r1")] * 2)
+    bench.has_parked_tasks = True
+    requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
     bench.begin(NO_ANSWER)
     bench.run(0.02)
     assert ends(requests) == ["sent back", "sent back"]
@@ -142,24 +142,24 @@ def test_cancelled_call_is_not_an_attempt(monkeypatch: pytest.MonkeyPatch) -> No
     bench.begin(NO_ANSWER)
     bench.run(1.0)
     assert (ends(held), bench.attempts[-2:]) == (["", ""], [[0, 0], [1, 1]])
-    bench.dedup_and_acquire()
+    bench.end_outage()
     bench.run(0.02)
     assert (ends(held), bench.attempts[-1]) == (["parked", "parked"], [1, 1])
 
 
 def lose_reply_far(bench: Bench) -> list[Request]:
     """A reply is lost, and the call is about to be repeated."""
-    bench.dedup_and_acquire()
+    bench.end_outage()
     requests = lose_reply(bench, 2)
     bench.run(0.02)
     assert ends(requests) == ["", ""]
-    bench.dedup_and_acquire()
+    bench.end_outage()
     return requests
 
 
 def test_script_error_repeats_each_park_alone(bench: Bench) -> None:
-    bench.at["park"] = [ZeroDivisionError("unforeseen")]
-    requests = bench.together([bench.task("retry", "r1")] * 2)
+    bench.on_step["park"] = [ZeroDivisionError("unforeseen")]
+    requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
     assert ends(requests) == ["parked", "parked"]
     assert bench.attempts == [[0, 0], [1], [1]]
 
@@ -167,23 +167,23 @@ def test_script_error_repeats_each_park_alone(bench: Bench) -> None:
 def test_requests_behind_a_lost_reply_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the ones that may be parked are held."""
     bench = Bench(monkeypatch, processes=4, seconds_away=0.02)
-    bench.is_somebody_parked = True
+    bench.has_parked_tasks = True
     first = lose_reply(bench, 2)
-    second = bench.come(bench.task("retry", "r1"))
+    second = bench.receive(bench.task("retry", "r1"))
     bench.run(0.02)
     assert ends([*first, second]) == ["", "", "sent back"]
-    bench.dedup_and_acquire()
+    bench.end_outage()
     bench.run(0.02)
     assert ends(first) == ["parked", "parked"]
     bench.check_empty()
 
 
 def test_held_task_that_no_longer_fits_is_redirected(bench: Bench) -> None:
-    bench.is_somebody_parked, bench.tats["r1"] = False, bench.now + 5.0
-    bench.at["park"] = [NO_ANSWER]
-    request = bench.come(bench.task("retry", "r1", max_wait=10.0, overflow="later"))
+    bench.has_parked_tasks, bench.tats["r1"] = False, bench.now + 5.0
+    bench.on_step["park"] = [NO_ANSWER]
+    request = bench.receive(bench.task("retry", "r1", max_wait=10.0, overflow="later"))
     assert request.ends == []
-    bench.admission = [ParkResult("full", 100)]
-    bench.dedup_and_acquire()
+    bench.park_results = [ParkResult("full", 100)]
+    bench.end_outage()
     assert request.ends == ["redirected"]
     bench.check_empty()

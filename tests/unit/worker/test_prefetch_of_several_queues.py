@@ -1,4 +1,4 @@
-"""Where a worker has several queues, those that wait for their turns do not fill its prefetch."""
+"""A worker with several queues widens its prefetch by the requests that wait for their turns."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_waiting_requests_widen_the_prefetch_after_a_first_grant(bench: Bench) -> None:
     task = bench.task("wait", "r1")
-    assert bench.come(task).ends == ["started"], "the limit is open"
+    assert bench.receive(task).ends == ["started"], "the limit is open"
     for _ in range(2):
-        bench.come(bench.task("plain"), queue="other")
-    waiting = [bench.come(task) for _ in range(6)]
+        bench.receive(bench.task("plain"), queue="other")
+    waiting = [bench.receive(task) for _ in range(6)]
     assert [request.ends for request in waiting] == [[]] * 6
-    assert bench.widened >= 4, "but for those who go in a moment"
+    assert bench.widened >= 4, "except for the requests that start in a moment"
     bench.check()
 
 
 def test_request_waiting_for_a_process_does_not_widen_the_prefetch(bench: Bench) -> None:
-    bench.come(bench.task("plain"))
-    bench.come(bench.task("plain"))
-    assert bench.come(bench.task("wait", "r1")).ends == []
+    bench.receive(bench.task("plain"))
+    bench.receive(bench.task("plain"))
+    assert bench.receive(bench.task("wait", "r1")).ends == []
     assert bench.widened == 0

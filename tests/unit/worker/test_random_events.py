@@ -48,7 +48,7 @@ AT = (
     "redirected",
     "acknowledged",
 )
-HAPPENS = ("nobody foresaw", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
+HAPPENS = ("unexpected", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
 
 how_it_came = st.sampled_from(("", "returned", "via_return_queue"))
 come = st.tuples(st.just("come"), st.sampled_from(KINDS), how_it_came, st.sampled_from(("celery", "other")))
@@ -75,31 +75,31 @@ def do(bench: Bench, what: str, *how: Any) -> None:
     if what == "come":
         (kind, *names), came, queue = how
         options = {came: True} if came else {}
-        bench.come(task(bench, kind, *names), queue=queue, **options)
+        bench.receive(task(bench, kind, *names), queue=queue, **options)
     elif what == "together":
-        bench.together([task(bench, *each) for each in how[0]])
+        bench.receive_batch([task(bench, *each) for each in how[0]])
     elif what == "pass":
         bench.run(*how)
     elif what == "happens":
         step, kind = how
         happening: Any = {
-            "nobody foresaw": ZeroDivisionError(f"at {step}"),
+            "unexpected": ZeroDivisionError(f"at {step}"),
             "no answer": StoreUnavailable("no answer"),
             "lost": Lost(),
             "close": bench.lose_connection,
-            "come": lambda: bench.come(bench.task("wait", "r1", "p1")),
-            "come plain": lambda: bench.come(bench.task("plain")),
+            "come": lambda: bench.receive(bench.task("wait", "r1", "p1")),
+            "come plain": lambda: bench.receive(bench.task("plain")),
             "end": bench.finish,
             "changed": lambda: bench.gate._changed({"r1", "p1"}),
             "impossible": ImpossibleRequest("r1", 2, 1),
         }[kind]
-        bench.at.setdefault(step, []).append(happening)
+        bench.on_step.setdefault(step, []).append(happening)
     elif what == "takes":
-        seconds, bench.waits_at_broker = how
+        seconds, bench.has_returns_at_broker = how
         bench.mean_runtime = lambda name: seconds  # type: ignore[method-assign]
     elif what == "parked":
-        bench.is_somebody_parked = True
-        bench.admission += how
+        bench.has_parked_tasks = True
+        bench.park_results += how
     elif what == "end":
         bench.finish()
     elif what == "revoke":
@@ -112,11 +112,11 @@ def do(bench: Bench, what: str, *how: Any) -> None:
     elif what == "store lost":
         bench.begin(StoreUnavailable("no answer"))
     elif what == "store back":
-        bench.dedup_and_acquire()
+        bench.end_outage()
     elif what == "again":  # the same id, twice at once
         waiting = [each for each in bench.requests if not each.ends]
         if waiting:
-            bench.come(waiting[0].task, waiting[0].id)
+            bench.receive(waiting[0].task, waiting[0].id)
 
 
 @settings(max_examples=1000, suppress_health_check=list(HealthCheck))
@@ -134,8 +134,8 @@ def test_gate_stays_consistent_under_random_events(
         for operation in operations:
             do(bench, *operation)
             bench.check()
-        bench.at.clear()
-        bench.dedup_and_acquire()
+        bench.on_step.clear()
+        bench.end_outage()
         for _ in range(200):
             bench.finish()
             bench.run(0.3)

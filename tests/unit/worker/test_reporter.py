@@ -1,4 +1,4 @@
-"""One hook: whoever observes is told of each outcome, once, and can harm nothing."""
+"""Observers are told of each outcome once, and cannot harm the worker."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def outcomes(seen: list[Observation]) -> list[tuple[str, str | None]]:
 
 def test_acquired_waiting_and_waited_are_observed(bench: Bench, seen: list[Observation]) -> None:
     task = bench.task("wait", "r1")
-    bench.come(task)
+    bench.receive(task)
     assert outcomes(seen) == [("acquired", "r1")]
-    bench.come(task)
+    bench.receive(task)
     bench.run(1)
     assert outcomes(seen)[1:] == [("waiting", "r1"), ("waited", "r1")]
     waiting, waited = seen[1:]
@@ -60,23 +60,23 @@ def test_dropped_and_failed_tasks_are_observed(
     bench: Bench, seen: list[Observation], task: tuple[str, str], outcome: str
 ) -> None:
     kind = bench.task(*task)
-    bench.come(kind)
-    bench.come(kind)
+    bench.receive(kind)
+    bench.receive(kind)
     assert outcomes(seen) == [("acquired", "r1"), (outcome, "r1")]
     assert "throttled by limit 'r1'" in seen[-1].reason
 
 
 def test_store_error_is_observed(bench: Bench, seen: list[Observation]) -> None:
-    bench.at["ask"] = [StoreUnavailable("gone")]
-    bench.come(bench.task("retry", "r1"))
+    bench.on_step["ask"] = [StoreUnavailable("gone")]
+    bench.receive(bench.task("retry", "r1"))
     assert outcomes(seen) == [("store_error", None)]
 
 
 def test_task_left_to_another_worker_is_observed_as_returned(bench: Bench, seen: list[Observation]) -> None:
     bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     for _ in range(bench.processes):
-        bench.come(bench.task("plain"))
-    bench.come(bench.task("retry", "r1"), via_return_queue=True)
+        bench.receive(bench.task("plain"))
+    bench.receive(bench.task("retry", "r1"), via_return_queue=True)
     assert outcomes(seen) == [("returned", "r1")]
 
 
@@ -92,7 +92,7 @@ def test_raising_observer_is_logged_once_and_others_are_called(
     monkeypatch.setattr(gate, "Reporter", lambda *_: reporter)
     bench = Bench(monkeypatch)
     for _ in range(3):
-        bench.come(bench.task("drop", "r1"))
+        bench.receive(bench.task("drop", "r1"))
     assert len(later) == 3
     assert len(bench.running) == 1
     assert caplog.text.count("which is said once") == 1
@@ -109,12 +109,12 @@ def test_throttled_task_is_counted_without_its_log_line(
     bench = Bench(monkeypatch)
     task = bench.task("drop", "r1")
     caplog.set_level(logging.WARNING, "celery_ratelimit")
-    bench.come(task)
-    bench.come(task)
+    bench.receive(task)
+    bench.receive(task)
     assert outcomes(counted) == [("acquired", "r1"), ("dropped", "r1")]
     assert (labels_read, counted[-1].asked, counted[-1].queue) == ([], (("r1", "", 1),), "celery")
     caplog.set_level(logging.INFO, "celery_ratelimit")
-    bench.come(task)
+    bench.receive(task)
     assert "20/s set by anna" in caplog.text
     assert len(labels_read) == 1
 
@@ -133,7 +133,7 @@ def test_observers_come_from_settings_and_observe() -> None:
 
 
 @pytest.mark.parametrize(
-    "named", ["no.such.module", "tests.unit.worker.test_reporter.nobody", "math.pi", "builtins.int.x"]
+    "named", ["no.such.module", "tests.unit.worker.test_reporter.absent", "math.pi", "builtins.int.x"]
 )
 def test_missing_observer_error_names_it(named: str) -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)

@@ -1,4 +1,4 @@
-"""What becomes of a request that is held, rule by rule: no worker, no store, and a time that is given."""
+"""The rules for a pending request, as tables: no worker, no store, a given time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
         (pending(until=NOW), limit_queue(), None, True, Republish(0.0, RATE)),  # before the broker takes it for lost
         (pending(until=NOW + 0.001), limit_queue(), None, True, Acquire(for_permit=True)),
         (pending(until=NOW), limit_queue(), RATE, True, Republish(0.0, RATE)),
-        # Behind those who are parked.
+        # Behind parked tasks.
         (pending(), limit_queue(), RATE, True, Park(RATE, RETURN_AHEAD, only_behind=True)),
         (pending(slot=True), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
         (pending("wait"), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
@@ -97,7 +97,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
         (pending(not_before=NOW + 0.05), limit_queue(), None, False, BlockQueue(NOW + 0.05)),
         (pending(not_before=NOW + 0.05), limit_queue(), RATE, True, Park(RATE, RETURN_AHEAD, only_behind=True)),
         (pending(slot=True, not_before=NOW), limit_queue(), None, True, Acquire(for_permit=True)),
-        # Who would be parked asks.
+        # A request that could be parked acquires.
         (pending(), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
         (pending("wait"), limit_queue(next_acquire=NOW + 1, closed=NOW + 0.01), None, True, BlockQueue(NOW + 1)),
         (
@@ -115,7 +115,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
             BlockQueue(NOW + 1),
         ),
         (pending("drop"), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
-        # Who has a slot waits for a process.
+        # A request with a slot waits for a process.
         (pending(slot=True), limit_queue(is_open=False), None, False, BlockQueue(None)),
         (pending("wait"), limit_queue(is_open=False), None, False, BlockQueue(None)),
         (pending("drop"), limit_queue(is_open=False), None, False, BlockQueue(None)),
@@ -197,7 +197,7 @@ def test_max_lookahead_of_a_batch_is_that_of_a_waiting_request() -> None:
 @pytest.mark.parametrize(
     ("request_", "parks", "seconds"),
     [
-        (pending(), True, 0.02),  # who is parked gets its slot when it is let out
+        (pending(), True, 0.02),  # a parked task gets its slot when it returns
         (pending(slot=True), True, RETURN_HOLD),
         (pending(), False, math.inf),
         (pending("wait"), False, math.inf),

@@ -1,4 +1,4 @@
-"""At the end of a task those lines move on that wait for its process or its place: not those that wait for a time."""
+"""The end of a task moves the queues that wait for its process or its lease."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_empty_queue_ends_while_all_processes_are_busy(monkeypatch: pytest.Monke
     """Its only request ended by an unforeseen error, after it had begun to wait for a process."""
     bench = Bench(monkeypatch, processes=1)
     bench.mean_runtime = lambda name: 60.0  # type: ignore[method-assign]
-    bench.come(bench.task("retry"))
-    waiting = bench.come(bench.task("wait", "r1"))
+    bench.receive(bench.task("retry"))
+    waiting = bench.receive(bench.task("wait", "r1"))
     bench.run(1.0)
     assert list(bench.gate._queues.needing_process) == [(("r1", ""),)]
     bench.gate.on_error(waiting, ZeroDivisionError("unforeseen"))

@@ -1,4 +1,4 @@
-"""Where the store is some way off, threads ask it: what happens meanwhile, and when the answer has come."""
+"""Calls to a distant store are made on threads: events during a call, and its reply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ends(requests: Sequence[Request]) -> list[str]:
 
 def come(bench: Bench, number: int, *task: str) -> list[Request]:
     what = bench.task(*task)
-    return [bench.come(what) for _ in range(number)]
+    return [bench.receive(what) for _ in range(number)]
 
 
 def test_unlimited_task_starts_during_a_store_call(bench: Bench) -> None:
@@ -55,11 +55,11 @@ def test_unlimited_task_starts_during_a_store_call(bench: Bench) -> None:
 def test_requests_that_arrive_during_a_call_acquire_together_after_it(bench: Bench) -> None:
     come(bench, 3, "retry", "r1")
     bench.gate._store_calls.latency.round_trip = 1.0
-    assert bench.asked == []
+    assert bench.acquire_sizes == []
     bench.run(THREAD_LATENCY)
-    assert bench.asked == [1]
+    assert bench.acquire_sizes == [1]
     bench.run(THREAD_LATENCY)
-    assert bench.asked == [1, 2], "the two that came meanwhile ask together"
+    assert bench.acquire_sizes == [1, 2], "the two that arrived during the call acquire together"
 
 
 def test_queues_acquire_in_parallel(bench: Bench) -> None:
@@ -71,20 +71,20 @@ def test_queues_acquire_in_parallel(bench: Bench) -> None:
 def test_process_is_reserved_during_an_acquire(bench: Bench) -> None:
     bench.processes, bench.mean_runtime = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
-    assert ends(requests) == ["", ""], "there is one"
+    assert ends(requests) == ["", ""], "one process"
     bench.run(THREAD_LATENCY)
     assert ends(requests) == ["started", ""]
     assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
 
 
 def test_queue_acquires_next_at_the_first_refused_turn(bench: Bench) -> None:
-    """Those behind it have heard of theirs, which come later."""
+    """Later requests were told later turns."""
     bench.gate._store_calls.latency.round_trip = THREAD_LATENCY
     bench.tats["r1"] = bench.now + 0.5
     task = bench.task("wait", "r1")
-    bench.together([task] * 3)
+    bench.receive_batch([task] * 3)
     limit_queue = next(iter(bench.gate._queues))
-    (refused,) = bench.ask_next(task.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
+    (refused,) = bench.ask_next(task.plan.demands((), {}), ["other"], horizon=0.0, claim=0.0)
     each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
     bench.gate._scheduler._processor._hear(
         limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(each, at=bench.now))
@@ -93,12 +93,12 @@ def test_queue_acquires_next_at_the_first_refused_turn(bench: Bench) -> None:
 
 
 def test_refusal_does_not_hide_later_decisions_of_the_batch(bench: Bench) -> None:
-    """A permit would be lost; and a copy that may not run would, as the store has said it once."""
+    """Else a permit would be lost, and a duplicate would run."""
     bench.tats["r1"] = bench.now + 0.5
-    requests = bench.together([bench.task("wait", "r1")] * 3)
+    requests = bench.receive_batch([bench.task("wait", "r1")] * 3)
     (limit_queue,) = bench.gate._queues
     first, second, third = limit_queue.new
-    (refused,) = bench.ask_next(first.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
+    (refused,) = bench.ask_next(first.plan.demands((), {}), ["other"], horizon=0.0, claim=0.0)
     each = [refused, replace(refused, allowed=True, retry_after=0.0), DropDuplicate()]
     bench.gate._scheduler._processor._hear(
         limit_queue, AcquireCall([first, second, third], for_permit=True, reply=Reply(each, at=bench.now))
@@ -110,18 +110,21 @@ def test_refused_request_is_parked_with_the_requests_behind_it(bench: Bench) -> 
     bench.tats["r1"] = bench.now + 5.0
     order: list[str] = []
     requests = come(bench, 6, "retry", "r1")
-    bench.at["park"] = [lambda: order.append("parked")]
+    bench.on_step["park"] = [lambda: order.append("parked")]
     bench.run(3 * THREAD_LATENCY)
-    assert (ends(requests), bench.asked, bench.together_parked) == (["parked"] * 6, [1], [6])
+    assert (ends(requests), bench.acquire_sizes, bench.park_sizes) == (["parked"] * 6, [1], [6])
     assert order == ["parked"], "one script"
     bench.check_empty()
 
 
 def test_park_calls_of_a_bucket_are_sequential(bench: Bench) -> None:
-    """Two threads could have them there in any order."""
-    bench.is_somebody_parked = True
-    first, order = bench.together([bench.task("retry", "r1")] * 2), []
-    bench.at["park"] = [lambda: order.append(ends([*first, *second])), lambda: order.append(ends([*first, *second]))]
+    """Two threads could deliver them in any order."""
+    bench.has_parked_tasks = True
+    first, order = bench.receive_batch([bench.task("retry", "r1")] * 2), []
+    bench.on_step["park"] = [
+        lambda: order.append(ends([*first, *second])),
+        lambda: order.append(ends([*first, *second])),
+    ]
     second = come(bench, 2, "retry", "r1")
     bench.run(THREAD_LATENCY)
     assert (ends(first), ends(second)) == (["parked"] * 2, [""] * 2)
@@ -132,10 +135,10 @@ def test_park_calls_of_a_bucket_are_sequential(bench: Bench) -> None:
 
 
 def test_requests_behind_a_park_call_widen_the_prefetch(bench: Bench) -> None:
-    """Behind them may be some that nothing limits."""
-    bench.is_somebody_parked = True
-    bench.together([bench.task("retry", "r1")] * 2)
-    assert bench.widened == 0, "they are on their way at once"
+    """Unlimited tasks may follow them."""
+    bench.has_parked_tasks = True
+    bench.receive_batch([bench.task("retry", "r1")] * 2)
+    assert bench.widened == 0, "the call is made at once"
     requests = come(bench, 60, "retry", "r1")
     assert bench.widened == MOST_BEHIND
     bench.run(1.0)
@@ -146,15 +149,15 @@ def test_requests_behind_a_park_call_widen_the_prefetch(bench: Bench) -> None:
 
 def test_large_messages_do_not_widen_the_prefetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking_batch, "BYTES", 1)
-    bench.is_somebody_parked = True
-    bench.together([bench.task("retry", "r1")] * 2)
+    bench.has_parked_tasks = True
+    bench.receive_batch([bench.task("retry", "r1")] * 2)
     come(bench, 5, "retry", "r1")
     assert bench.widened == 0
 
 
-def test_who_finds_nobody_there_asks(bench: Bench) -> None:
-    bench.is_somebody_parked = True
-    bench.admission = [EMPTY]
+def test_empty_backlog_lets_requests_acquire(bench: Bench) -> None:
+    bench.has_parked_tasks = True
+    bench.park_results = [EMPTY]
     bench.tats["r1"] = OPEN
     requests = come(bench, 1, "retry", "r1")
     bench.run(0.1)
@@ -163,12 +166,12 @@ def test_who_finds_nobody_there_asks(bench: Bench) -> None:
 
 @pytest.mark.parametrize("parked", [False, True])
 def test_lost_connection_ends_all_requests_in_flight(bench: Bench, parked: bool) -> None:
-    bench.is_somebody_parked = parked
+    bench.has_parked_tasks = parked
     requests = come(bench, 3, "retry", "r1")
     bench.run(0.0)
     bench.lose_connection()
     assert ends(requests) == ["lost"] * 3
-    bench.is_somebody_parked = False
+    bench.has_parked_tasks = False
     again = come(bench, 3, "retry", "r1")
     bench.run(1.0)
     assert "" not in ends(again)
@@ -193,19 +196,19 @@ def test_request_revoked_during_a_call_does_not_start(bench: Bench) -> None:
 )
 def test_lost_reply_begins_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, end: str) -> None:
     bench = Bench(monkeypatch, choice, seconds_away=THREAD_LATENCY)
-    bench.at["ask"] = [StoreUnavailable("no answer")]
+    bench.on_step["ask"] = [StoreUnavailable("no answer")]
     requests = come(bench, 1, "retry", "r1")
     bench.run(THREAD_LATENCY)
     assert bench.lost
-    bench.run(0.3)  # its share of the limit may be there a little later
+    bench.run(0.3)  # the local share of the limit may grant a little later
     assert ends(requests) == [end]
     bench.finish()
-    bench.dedup_and_acquire()
+    bench.end_outage()
     bench.check_empty()
 
 
 def test_limit_changed_during_a_call_is_acquired_again(bench: Bench) -> None:
-    bench.decides_first, bench.tats["r1"] = True, bench.now + 1000
+    bench.decides_at_submit, bench.tats["r1"] = True, bench.now + 1000
     requests = come(bench, 1, "wait", "r1")
     bench.run(0.001)
     bench.tats["r1"] = bench.now
@@ -215,14 +218,14 @@ def test_limit_changed_during_a_call_is_acquired_again(bench: Bench) -> None:
 
 
 def test_stale_reply_is_discarded_and_acquired_again(bench: Bench) -> None:
-    """Used late, it would bunch with the next."""
-    bench.decides_first, bench.tats["r1"] = True, OPEN
+    """Used late, it would bunch with the next permit."""
+    bench.decides_at_submit, bench.tats["r1"] = True, OPEN
     requests = come(bench, 1, "wait", "r1")
     bench.now += 5.0  # the loop does something else
     bench.gate._store_calls._timers.call_soon = lambda call: bench.call_after(4.0, call)
     bench.run(4.5)
     bench.gate._store_calls._timers.call_soon = lambda call: call()
-    assert (ends(requests), len(bench.asked)) == ([""], 2), "it has asked again"
+    assert (ends(requests), len(bench.acquire_sizes)) == ([""], 2), "it has acquired again"
     bench.run(5.0)
     assert ends(requests) == ["started"]
 
@@ -230,17 +233,17 @@ def test_stale_reply_is_discarded_and_acquired_again(bench: Bench) -> None:
 @pytest.mark.parametrize("choice", ["raise", "defer"])
 def test_reply_in_flight_counts_though_an_outage_has_begun(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
     bench = Bench(monkeypatch, choice, processes=4, seconds_away=THREAD_LATENCY)
-    bench.decides_first, bench.tats["r2"] = True, bench.now + 100
+    bench.decides_at_submit, bench.tats["r2"] = True, bench.now + 100
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
     bench.run(THREAD_LATENCY / 2)
     bench.begin(StoreUnavailable("no answer"))
     bench.run(THREAD_LATENCY)
     assert ends(requests)[0] == "started"
-    assert bench.asked == [1, 1]
+    assert bench.acquire_sizes == [1, 1]
 
 
 def test_loop_calls_the_store_if_no_thread_can_start(bench: Bench) -> None:
-    bench.at["submit"] = [RuntimeError("can't start new thread")] * 2
+    bench.on_step["submit"] = [RuntimeError("can't start new thread")] * 2
     bench.tats["r2"] = bench.now + 100
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
     bench.run(1.0)
@@ -250,8 +253,8 @@ def test_loop_calls_the_store_if_no_thread_can_start(bench: Bench) -> None:
 
 
 def test_pending_call_is_cancelled_when_the_connection_is_lost(bench: Bench) -> None:
-    """It may be with another worker: parked, it would run twice."""
-    bench.is_somebody_parked = True
+    """Another worker may have the message: parked here, it would run twice."""
+    bench.has_parked_tasks = True
     questions: list[Any] = []
     bench.submit = lambda question: questions.append(question) or Future()  # type: ignore[method-assign]
     come(bench, 1, "retry", "r1")
@@ -264,15 +267,15 @@ def test_pending_call_is_cancelled_when_the_connection_is_lost(bench: Bench) -> 
 @pytest.mark.parametrize("error", [ZeroDivisionError("unforeseen"), ImpossibleRequest("r1", 2, 1)])
 def test_error_of_an_acquire_fails_its_first_request_alone(bench: Bench, error: Exception) -> None:
     bench.tats["r1"] = OPEN
-    bench.at["ask"] = [error]
+    bench.on_step["ask"] = [error]
     requests = come(bench, 3, "wait", "r1")
     bench.run(1.0)
     assert ends(requests) == ["failed", "started", "started"]
 
 
 def test_outage_sends_all_waiting_requests_back(bench: Bench) -> None:
-    """Each would wait for as long as a store may take that hangs."""
-    bench.at["ask"] = [StoreUnavailable("no answer")]
+    """Each would wait for the time-out of a store that hangs."""
+    bench.on_step["ask"] = [StoreUnavailable("no answer")]
     requests = come(bench, 5, "retry", "r1")
     bench.run(THREAD_LATENCY)
     assert (ends(requests), bench.lost) == (["sent back"] * 5, True)
@@ -280,7 +283,7 @@ def test_outage_sends_all_waiting_requests_back(bench: Bench) -> None:
 
 def test_process_is_kept_for_a_request_being_parked(bench: Bench) -> None:
     bench.processes, bench.mean_runtime = 2, lambda name: 20.0  # type: ignore[method-assign, assignment]
-    bench.is_somebody_parked = True
+    bench.has_parked_tasks = True
     limited, plain = come(bench, 1, "retry", "r1"), come(bench, 2, "plain")
     assert (ends(limited), ends(plain)) == ([""], ["started", ""])
     bench.run(THREAD_LATENCY)
@@ -288,8 +291,8 @@ def test_process_is_kept_for_a_request_being_parked(bench: Bench) -> None:
 
 
 def test_unexpected_error_of_a_park_call_fails_one_request(bench: Bench) -> None:
-    bench.is_somebody_parked = True
-    bench.at["park"] = [ZeroDivisionError("unforeseen"), ZeroDivisionError("unforeseen")]
+    bench.has_parked_tasks = True
+    bench.on_step["park"] = [ZeroDivisionError("unforeseen"), ZeroDivisionError("unforeseen")]
     requests = come(bench, 3, "retry", "r1")
     bench.run(0.5)
     assert sorted(ends(requests)) == ["failed", "parked", "parked"]
@@ -387,7 +390,7 @@ def test_reply_reaches_the_loop_and_raises_the_error() -> None:
 
 
 def test_wait_for_a_free_thread_is_not_latency(bench: Bench) -> None:
-    """Four threads, and a call that waits for one of them: the store is as far away as before."""
+    """A call may wait for one of four threads: the latency of the store is the same."""
     calls, seconds = bench.gate._store_calls, []
     calls.submit(lambda: None, lambda reply: seconds.append(reply.seconds))
     bench.timers[-1] = (bench.now + 1.0, *bench.timers[-1][1:])  # a thread is free after a second
@@ -409,10 +412,10 @@ def test_many_calls_of_one_operation_do_not_recurse() -> None:
 
 
 def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the broker would have a message again before the store is asked to park it, and it would run meanwhile."""
+    """Else the broker would deliver a message again before its park call is made."""
     waited: list[Any] = []
     monkeypatch.setattr(tuning, "THREADS", 1)
-    monkeypatch.setattr(store_calls, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
+    monkeypatch.setattr(store_calls, "wait", lambda futures, seconds: (waited.extend(futures), goes_on.set()))
     began, goes_on, made, soon, heard = Event(), Event(), [], [], []
 
     def first() -> None:
@@ -425,7 +428,7 @@ def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: p
     of_second = calls.submit(lambda: made.append("second"), heard.append)
     assert began.wait(10)
     calls.close()
-    assert len(waited) == 1, "the second is not made any more"
+    assert len(waited) == 1, "the second call is not made"
     assert of_first is not None
     assert of_second is not None
     assert of_first.result(10).get() is None
@@ -434,11 +437,11 @@ def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: p
     assert made == ["first"]
     for call in soon:
         call()
-    assert heard == [], "they come too late"
+    assert heard == [], "the replies come too late"
 
 
 def test_request_behind_a_park_call_is_parked_once_when_latency_drops(bench: Bench) -> None:
-    """It stood behind others as far as the worker knew, and there were none: it was sent there again, for ever."""
+    """The worker believed that tasks were parked, and parked the request again for ever."""
     bench.tats["r1"] = bench.tats["r2"] = bench.now + 5.0
     requests = come(bench, 1, "retry", "r1")
     bench.run(THREAD_LATENCY / 2)
@@ -448,15 +451,15 @@ def test_request_behind_a_park_call_is_parked_once_when_latency_drops(bench: Ben
     requests += come(bench, 1, "retry", "r2")
     bench.run(THREAD_LATENCY)
     bench.is_far = False
-    bench.admission = [EMPTY] * 50
+    bench.park_results = [EMPTY] * 50
     requests += come(bench, 1, "retry", "r2")
-    assert bench.together_parked == []
+    assert bench.park_sizes == []
     bench.run(1.0)
-    assert (ends(requests), bench.together_parked) == (["parked"] * 3, [1, 2])
+    assert (ends(requests), bench.park_sizes) == (["parked"] * 3, [1, 2])
     bench.check_empty()
 
 
-# -- What is told with it ----------------------------------------------------------------------------------------------
+# -- Reports ---------------------------------------------------------------------------------------------------------
 
 
 def parks(untold: PendingReports, told: list[Any]) -> Any:
@@ -488,17 +491,17 @@ def test_reports_without_a_reply_are_kept() -> None:
     untold.note_acknowledged(("api", ""), "a")
     one = parks(untold, told)
     next(one)
-    one.close()  # as when nobody knows it any more
+    one.close()  # as when it is garbage
     assert untold.acknowledged == {("api", ""): ["a"]}
 
 
 def test_unconfirmed_park_does_not_acquire_after_a_lost_connection(bench: Bench) -> None:
-    """It is parked, and the broker has its message: it would run here, and once more when it leaves its lot."""
-    bench.is_somebody_parked, bench.admission = True, [ParkResult("full"), ParkResult("parked")]
+    """It is parked, and the broker has its message: it would run here and once more when it returns."""
+    bench.has_parked_tasks, bench.park_results = True, [ParkResult("full"), ParkResult("parked")]
     come(bench, 2, "retry", "r1")
-    bench.at["announce"] = [Lost()]
+    bench.on_step["announce"] = [Lost()]
     bench.run(3 * THREAD_LATENCY)
     assert bench.lost_connections == 1
-    assert bench.asked == []
+    assert bench.acquire_sizes == []
     assert not bench.running
     bench.check()

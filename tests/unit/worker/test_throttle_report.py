@@ -1,4 +1,4 @@
-"""What is said of a throttled task: what became of it, which limit said no, at which rate and key, and for how long."""
+"""The report of a throttled task: log line, event, error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that has ended without its pool saying so: its place is found and given back. No pool is made to do that."""
+"""The lease of a task that ends without a report of its pool is released."""
 
 from __future__ import annotations
 
