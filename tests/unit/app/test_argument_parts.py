@@ -208,10 +208,7 @@ def test_arguments_that_no_limit_reads_are_not_validated() -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        (
-            "{order.tenant}",
-            r"key='\{order.tenant\}' .*names 'order.tenant', and Order has no 'tenant' \(fields: ",
-        ),
+        ("{order.tenant}", r"key='\{order.tenant\}' .*names 'order.tenant', and Order has no 'tenant' \(fields: "),
         ("{order.tenantId}", "Order has no 'tenantId'"),  # of the message, not of the model
         ("{order.address.city}", "Address has no 'city'"),
         ("{other.parent.address.city}", "Address has no 'city'"),

@@ -33,10 +33,7 @@ def test_key_of_none_error_names_the_options() -> None:
 
 @pytest.mark.parametrize(
     ("missing_key", "requests"),
-    [
-        ("exempt", [("calls", "", 1)]),
-        ("shared", [("tenant", "(missing)", 1), ("calls", "", 1)]),
-    ],
+    [("exempt", [("calls", "", 1)]), ("shared", [("tenant", "(missing)", 1), ("calls", "", 1)])],
 )
 def test_requests_of_a_call_without_a_key(missing_key: str, requests: list[tuple[str, str, int]]) -> None:
     plan = plan_of(work, limits=[by(missing_key), Limit("9/s", name="calls")])

@@ -166,12 +166,7 @@ def test_own_limits_then_patterns_then_the_queue() -> None:
     )
     task = app.task(name="shop.charge", limits="10/s")(charge)
     plan = make_plan(task, "emails", settings_of(app))
-    assert names(plan) == [
-        ("shop.charge", "10/s"),
-        ("stripe", "100/s"),
-        ("shop.charge#2", "7/m"),
-        ("emails", "14/s"),
-    ]
+    assert names(plan) == [("shop.charge", "10/s"), ("stripe", "100/s"), ("shop.charge#2", "7/m"), ("emails", "14/s")]
 
 
 def test_tasks_of_one_pattern_have_buckets_of_their_own_and_share_a_quota() -> None:

@@ -53,7 +53,7 @@ templates = st.one_of(texts, st.text("{}!:.[]abxs019\ud800", max_size=12), st.sa
 NOWHERE = "redis://127.0.0.1:1"
 
 
-def means_something_or_is_named(call: Callable[[], Any]) -> None:
+def is_valid_or_named(call: Callable[[], Any]) -> None:
     """The one error that bad input may raise, with a text that can be read."""
     said = ""
     try:
@@ -67,10 +67,10 @@ def means_something_or_is_named(call: Callable[[], Any]) -> None:
 
 @given(junk, junk, st.sampled_from([*ALGORITHMS, "x"]), junk, junk, junk)
 def test_arguments_of_a_limit(rate: Any, burst: Any, algorithm: str, name: Any, key: Any, cost: Any) -> None:
-    means_something_or_is_named(lambda: Limit(rate, name=name, key=key))
-    means_something_or_is_named(lambda: Limit(rate))
-    means_something_or_is_named(lambda: Limit("10/s", burst=burst, algorithm=algorithm))
-    means_something_or_is_named(lambda: Limit("10/s", cost=cost, name=name))
+    is_valid_or_named(lambda: Limit(rate, name=name, key=key))
+    is_valid_or_named(lambda: Limit(rate))
+    is_valid_or_named(lambda: Limit("10/s", burst=burst, algorithm=algorithm))
+    is_valid_or_named(lambda: Limit("10/s", cost=cost, name=name))
 
 
 @given(
@@ -78,19 +78,19 @@ def test_arguments_of_a_limit(rate: Any, burst: Any, algorithm: str, name: Any, 
 )
 def test_options_of_algorithms(option: str, value: Any) -> None:
     for algorithm in ALGORITHMS:
-        means_something_or_is_named(lambda: Limit("10/s", algorithm=algorithm, **{option: value}))  # noqa: B023
+        is_valid_or_named(lambda: Limit("10/s", algorithm=algorithm, **{option: value}))  # noqa: B023
 
 
 @given(junk, junk, junk, junk)
 def test_arguments_of_a_concurrency(limit: Any, name: Any, key: Any, lease: Any) -> None:
-    means_something_or_is_named(lambda: Concurrency(limit, name=name, key=key, lease=lease))
-    means_something_or_is_named(lambda: Concurrency(1, lease=lease, name="places"))
+    is_valid_or_named(lambda: Concurrency(limit, name=name, key=key, lease=lease))
+    is_valid_or_named(lambda: Concurrency(1, lease=lease, name="places"))
 
 
 @given(texts, texts)
 def test_rates(rate: str, other: str) -> None:
-    means_something_or_is_named(lambda: parse_rate(rate))
-    means_something_or_is_named(lambda: Limit(rate + other, algorithm="fixed_window"))
+    is_valid_or_named(lambda: parse_rate(rate))
+    is_valid_or_named(lambda: Limit(rate + other, algorithm="fixed_window"))
 
 
 @given(templates, junk, junk)
@@ -98,7 +98,7 @@ def test_filled_keys(template: str, value: Any, other: Any) -> None:
     def fill() -> None:
         demands_of([Limit("1/s", name="a", key=template)], None, (), {"a": value, "b": other})
 
-    means_something_or_is_named(fill)
+    is_valid_or_named(fill)
 
 
 QUOTAS = {"a": "10/s", "kept": Limit("10/s", key="{a}"), "dear": Limit("9/s", burst=9, cost="b")}
@@ -118,7 +118,7 @@ def test_arguments_of_limiter_methods(method: str, limits: Any, key: Any, args: 
         options["id"] = "one"
     if method == "reserve":
         options["horizon"] = cost
-    means_something_or_is_named(lambda: getattr(LIMITER, method)(limits, key=key, args=args, **options))
+    is_valid_or_named(lambda: getattr(LIMITER, method)(limits, key=key, args=args, **options))
 
 
 @given(
@@ -132,18 +132,14 @@ def test_arguments_of_limiter_methods(method: str, limits: Any, key: Any, args: 
 def test_arguments_of_admin_methods(method: str, name: Any, value: Any, key: Any, version: Any, lasts: Any) -> None:
     options = {"version": version, "for_": lasts} if method == "set_rate" else {}
     values = [] if method in ("resume", "unset_rate", "config") else [value]
-    means_something_or_is_named(lambda: getattr(LIMITER, method)(name, *values, key=key, force=True, **options))
+    is_valid_or_named(lambda: getattr(LIMITER, method)(name, *values, key=key, force=True, **options))
 
 
 @given(junk)
-def test_how_long_a_call_may_wait(value: Any) -> None:
-    means_something_or_is_named(lambda: LIMITER.acquire("a", max_wait=value))
-    means_something_or_is_named(lambda: LIMITER.permit("a", max_wait=value).__enter__())
-
-
-@given(junk)
-def test_horizons(value: Any) -> None:
-    means_something_or_is_named(lambda: LIMITER.reserve("a", id="one", horizon=value))
+def test_wait_and_horizon(value: Any) -> None:
+    is_valid_or_named(lambda: LIMITER.acquire("a", max_wait=value))
+    is_valid_or_named(lambda: LIMITER.permit("a", max_wait=value).__enter__())
+    is_valid_or_named(lambda: LIMITER.reserve("a", id="one", horizon=value))
 
 
 @pytest.mark.parametrize("bad", [math.nan, "x" * 5000, Decimal("nan"), pytest.param(HUGE, id="huge")])

@@ -15,7 +15,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def receive_returning(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> list[Any]:
-    """As many, each for a turn a hundredth of a second after the one before."""
+    """Receive tasks whose turns are 10 ms apart; the first is ``ahead`` seconds from now."""
     requests = []
     for index in range(number):
         bench.gate._capacity.turns.expect(f"back-{index}", "task", bench.now + ahead + 0.01 * index, bench.now)
@@ -33,13 +33,9 @@ def test_returning_tasks_acquire_together_shortly_before_the_first_turn(bench: B
     assert [request.ends for request in requests] == [["started"]] * 4
 
 
-def test_late_returning_task_acquires_at_once(bench: Bench) -> None:
-    receive_returning(bench, bench.task("retry", "r1"), 1, ahead=-0.05)
-    assert bench.acquire_sizes == [1]
-
-
-def test_returning_task_long_before_its_turn_acquires_at_once(bench: Bench) -> None:
-    receive_returning(bench, bench.task("retry", "r1"), 1, ahead=600.0)
+@pytest.mark.parametrize("ahead", [-0.05, 600.0], ids=["late", "long before its turn"])
+def test_returning_task_far_from_its_turn_acquires_at_once(bench: Bench, ahead: float) -> None:
+    receive_returning(bench, bench.task("retry", "r1"), 1, ahead=ahead)
     assert bench.acquire_sizes == [1]
 
 

@@ -252,13 +252,8 @@ def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() ->
     made.note_saturated(NOW - 5, saturated=True)
     made.note_saturated(NOW, saturated=False)
     assert not made.has_for_permit(NOW + 0.01, "2")
-    assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of what it takes"
-
-
-def test_listening_ends_with_the_first_returned_task() -> None:
-    """Listening for longer it would receive the tasks behind that one, and send them back when it is busy again."""
-    made = capacity(2, 1)
-    made.note_saturated(NOW - 5, saturated=True)
-    made.note_saturated(NOW, saturated=False)
+    assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of its runtime"
+    made.note_saturated(NOW, saturated=True)
+    made.note_saturated(NOW + 5, saturated=False)
     made.stop_listening()
-    assert made.has_for_permit(NOW + 0.01, "2")
+    assert made.has_for_permit(NOW + 5.01, "2"), "the first task has returned: further ones would be sent back"

@@ -234,9 +234,7 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
     assert asked(attendant._take_due(float("inf")))
 
 
-def test_empty_backlog_parks_requests_that_precede_returned_tasks(
-    attendant: ReturnScheduler,
-) -> None:
+def test_empty_backlog_parks_requests_that_precede_returned_tasks(attendant: ReturnScheduler) -> None:
     parts: list[tuple[set[str], bool]] = []
     batch = ParkingBatch(MagicMock(), attendant, MagicMock(), MagicMock(), MagicMock(), MagicMock())
     api = Park(API, 1.0, only_behind=True)

@@ -23,21 +23,14 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch, processes=4)
 
 
-def test_throttled_task_waits_in_the_worker(bench: Bench) -> None:
-    bench.tats["r1"], bench.is_full = bench.now + 5.0, True
+@pytest.mark.parametrize("behind_parked_tasks", [False, True])
+def test_throttled_task_waits_in_the_worker(bench: Bench, behind_parked_tasks: bool) -> None:
+    bench.tats["r1"], bench.is_full, bench.has_parked_tasks = bench.now + 5.0, True, behind_parked_tasks
     request = bench.receive(bench.task("retry", "r1"))
     bench.run(4.0)
     assert (request.ends, bench.attempts) == ([], [])
     bench.run(2.0)
     assert request.ends == ["started"]
-
-
-def test_task_behind_parked_tasks_waits_in_the_worker(bench: Bench) -> None:
-    bench.has_parked_tasks = bench.is_full = True
-    bench.tats["r1"] = bench.now + 5.0
-    request = bench.receive(bench.task("retry", "r1"))
-    bench.run(1.0)
-    assert (request.ends, bench.attempts) == ([], [])
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -117,13 +110,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def memory_of(store: Any) -> StoreMemory:
-    return StoreMemory(store)
-
-
 def test_store_is_full_at_ninety_percent_of_maxmemory(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    store = Store(2)
-    memory = memory_of(store)
+    store: Any = Store(2)
+    memory = StoreMemory(store)
     store.used, store.most = 89 * MB, 100 * MB
     asked(memory.look(is_idle=False))
     assert not memory.is_full
@@ -139,18 +128,18 @@ def test_store_is_full_at_ninety_percent_of_maxmemory(clock: Clock, caplog: pyte
 
 
 def test_store_without_maxmemory_is_never_full(clock: Clock) -> None:
-    store = Store(2)
+    store: Any = Store(2)
     store.used = 10**12
-    memory = memory_of(store)
+    memory = StoreMemory(store)
     asked(memory.look(is_idle=False))
     memory.note_parked(10**12)
     assert not memory.is_full
 
 
 def test_bytes_parked_between_checks_count_for_every_worker(clock: Clock) -> None:
-    store = Store(10)
+    store: Any = Store(10)
     store.used, store.most = 89 * MB, 100 * MB
-    memory = memory_of(store)
+    memory = StoreMemory(store)
     asked(memory.look(is_idle=False))
     memory.note_parked(MB // 20)
     assert not memory.is_full
@@ -159,8 +148,8 @@ def test_bytes_parked_between_checks_count_for_every_worker(clock: Clock) -> Non
 
 
 def test_idle_worker_checks_memory_only_while_the_store_is_full(clock: Clock) -> None:
-    store = Store(1)
-    memory = memory_of(store)
+    store: Any = Store(1)
+    memory = StoreMemory(store)
     asked(memory.look(is_idle=True))
     assert store.asked == 0
     memory.note(1, 1)

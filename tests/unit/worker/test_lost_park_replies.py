@@ -105,20 +105,17 @@ def test_held_message_is_sent_back_before_the_consumer_timeout(bench: Bench) -> 
     bench.check_empty()
 
 
-def test_lost_connection_ends_held_requests(bench: Bench) -> None:
+@pytest.mark.parametrize("during_the_repeat", [False, True])
+def test_lost_connection_ends_held_requests(bench: Bench, during_the_repeat: bool) -> None:
     requests = lose_reply(bench, 2)
-    bench.lose_connection()
+    if during_the_repeat:
+        bench.on_step["park"] = [Lost()]
+        bench.end_outage()
+    else:
+        bench.lose_connection()
     assert ends(requests) == ["lost", "lost"]
     bench.run(1.0)
-    assert bench.attempts == [[0, 0]]
-    bench.check_empty()
-
-
-def test_lost_connection_during_the_repeat_ends_held_requests(bench: Bench) -> None:
-    requests = lose_reply(bench, 2)
-    bench.on_step["park"] = [Lost()]
-    bench.end_outage()
-    assert ends(requests) == ["lost", "lost"]
+    assert bench.attempts == [[0, 0], *([[1, 1]] if during_the_repeat else [])]
     bench.check_empty()
 
 

@@ -52,10 +52,7 @@ def test_acquired_waiting_and_waited_are_observed(bench: Bench, seen: list[Obser
     assert waiting.said.startswith("throttled by limit 'r1' (10/s): waits in this worker")
 
 
-@pytest.mark.parametrize(
-    ("task", "outcome"),
-    [(("drop", "r1"), "dropped"), (("fail", "r1"), "failed")],
-)
+@pytest.mark.parametrize(("task", "outcome"), [(("drop", "r1"), "dropped"), (("fail", "r1"), "failed")])
 def test_dropped_and_failed_tasks_are_observed(
     bench: Bench, seen: list[Observation], task: tuple[str, str], outcome: str
 ) -> None:

@@ -18,67 +18,60 @@ BOUNDED = LimitRequest(Limit("5/s", name="bounded", max_parked=9), "bounded")
 
 
 @pytest.mark.parametrize(
-    ("outcome", "text"),
+    ("report", "text"),
     [
-        (ThrottleReport("parked", 1.99, STRIPE), "throttled by limit 'stripe' (100/s): parked, its turn is in 1.990 s"),
+        (ThrottleReport("parked", 1.99, STRIPE), "'stripe' (100/s): parked, its turn is in 1.990 s"),
         (
             ThrottleReport("waiting", 0.5, TENANT),
-            "throttled by limit 'tenant' (5/s, key 'tenant:7'): waits in this worker, its turn is in 0.500 s",
+            "'tenant' (5/s, key 'tenant:7'): waits in this worker, its turn is in 0.500 s",
         ),
         (
             ThrottleReport("returned", 5, STRIPE, 0.5),
-            "throttled by limit 'stripe' (100/s in code, 2/s now): sent back, its turn is in 5.000 s",
+            "'stripe' (100/s in code, 2/s now): sent back, its turn is in 5.000 s",
         ),
         (
             ThrottleReport("returned", 5, TENANT, 0.5, "2/s set by anna"),
-            "throttled by limit 'tenant' (5/s in code, 2/s set by anna, key 'tenant:7'): sent back, "
-            "its turn is in 5.000 s",
+            "'tenant' (5/s in code, 2/s set by anna, key 'tenant:7'): sent back, its turn is in 5.000 s",
         ),
-        (
-            ThrottleReport("dropped", 0.01, STRIPE, 0.01),
-            "throttled by limit 'stripe' (100/s): dropped, a permit is free in 0.010 s",
-        ),
+        (ThrottleReport("dropped", 0.01, STRIPE, 0.01), "'stripe' (100/s): dropped, a permit is free in 0.010 s"),
         (
             ThrottleReport("failed", 12.34, TENANT, max_wait=2),
-            "throttled by limit 'tenant' (5/s, key 'tenant:7'): failed, "
-            "as its turn would be in 12.340 s, beyond max_wait=2 s",
+            "'tenant' (5/s, key 'tenant:7'): failed, as its turn would be in 12.340 s, beyond max_wait=2 s",
         ),
         (
             ThrottleReport("failed", 0.978, STRIPE, max_wait=2, waited=1.5),
-            "throttled by limit 'stripe' (100/s): failed, "
-            "as its turn would be in 0.978 s after 1.500 s of waiting, beyond max_wait=2 s",
+            "'stripe' (100/s): failed, as its turn would be in 0.978 s after 1.500 s of waiting, beyond max_wait=2 s",
         ),
         (
             ThrottleReport("diverted", 12.34, STRIPE, max_wait=2, to="later"),
-            "throttled by limit 'stripe' (100/s): sent on to queue 'later', "
-            "as its turn would be in 12.340 s, beyond max_wait=2 s",
+            "'stripe' (100/s): sent on to queue 'later', as its turn would be in 12.340 s, beyond max_wait=2 s",
         ),
         (
             ThrottleReport("failed", 0.2, STRIPE, queue_full=True),
-            "throttled by limit 'stripe' (100/s): failed, as there is no room to wait, but in 0.200 s",
+            "'stripe' (100/s): failed, as there is no room to wait, but in 0.200 s",
         ),
         (
             ThrottleReport("dropped", 12.34, BOUNDED, queue_full=True),
-            "throttled by limit 'bounded' (5/s): dropped, "
-            "as 9 tasks wait already (max_parked), and its turn would be in 12.340 s",
+            "'bounded' (5/s): dropped, as 9 tasks wait already (max_parked), and its turn would be in 12.340 s",
         ),
-        (
-            ThrottleReport("parked", 12.34, BOUNDED),
-            "throttled by limit 'bounded' (5/s): parked, its turn is in 12.340 s",
-        ),
+        (ThrottleReport("parked", 12.34, BOUNDED), "'bounded' (5/s): parked, its turn is in 12.340 s"),
         (
             ThrottleReport("parked", 1, LimitRequest(Concurrency(4, name="gpu"), "gpu")),
-            "throttled by limit 'gpu' (4 at once): parked, its turn is in 1.000 s",
+            "'gpu' (4 at once): parked, its turn is in 1.000 s",
         ),
         (
             ThrottleReport("parked", 1e9 - 1, STRIPE),
-            "throttled by limit 'stripe' (100/s): parked, its turn comes when the limit is resumed",
+            "'stripe' (100/s): parked, its turn comes when the limit is resumed",
         ),
-        (ThrottleReport("returned", 2), "throttled while the limiter's store does not answer: sent back for 2.000 s"),
     ],
 )
-def test_log_line(outcome: ThrottleReport, text: str) -> None:
-    assert str(outcome) == text
+def test_log_line(report: ThrottleReport, text: str) -> None:
+    assert str(report) == f"throttled by limit {text}"
+
+
+def test_log_line_of_an_outage() -> None:
+    text = "throttled while the limiter's store does not answer: sent back for 2.000 s"
+    assert str(ThrottleReport("returned", 2)) == text
 
 
 def test_reason_names_max_parked() -> None:
