@@ -24,7 +24,8 @@ def plan_of(
 ) -> Plan:
     """Make a task of ``function`` with these options; return its plan for messages of ``queue``."""
     app = app or make_app()
-    plan = make_plan(app.task(name=name, shared=False, **options)(function), queue, settings_of(app))
+    task = app.task(name=name, shared=False, **options)(function)
+    plan = make_plan(getattr(task, "_get_current_object", lambda: task)(), queue, settings_of(app))
     assert plan is not None
     return plan
 

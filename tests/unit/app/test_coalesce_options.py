@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit, RateLimitedTask
-from celery_ratelimit.app.app_limits import limits_of_app
-from celery_ratelimit.app.plan import Plan, plan_of
+from celery_ratelimit.app.plan import Plan
+from tests.unit.apps import plan_of
+
+
+def sync(account_id: int, reason: str = "", *, force: bool = False) -> None: ...
 
 
 def plan_with(**options: Any) -> Plan:
-    app = Celery("coalescing", broker="redis://localhost:1/0", set_as_current=False)
-
-    @app.task(base=RateLimitedTask, name="sync", shared=False, **{"limits": "10/s", **options})
-    def sync(account_id: int, reason: str = "", *, force: bool = False) -> None: ...
-
-    limits_of_app(app)
-    plan = plan_of(app.tasks["sync"], "celery")
-    assert plan is not None
-    return plan
+    return plan_of(sync, name="sync", base=RateLimitedTask, **{"limits": "10/s", **options})
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,9 @@ from celery import Celery
 from celery_ratelimit import ConfigurationError, Limit
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import check_store, limiter_of
+from tests.unit.apps import make_app
 
 URL = "redis://limits:6379/3"
-
-
-def make_app(broker: Any = "memory://", backend: Any = None, **conf: Any) -> Celery:
-    app = Celery("test", broker=broker, backend=backend, set_as_current=False)
-    app.conf.update(conf)
-    return app
 
 
 def error_of(app: Celery) -> str:
@@ -31,7 +26,7 @@ def error_of(app: Celery) -> str:
 
 
 def test_attributes_of_the_configuration() -> None:
-    app = make_app()
+    app = make_app("memory://")
     app.conf.ratelimit_url = URL
     app.conf.ratelimit_quotas = {"stripe": "100/s"}
     app.conf.ratelimit_on_store_error = "allow"

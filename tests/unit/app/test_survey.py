@@ -19,12 +19,7 @@ from celery_ratelimit.app.app_limits import limits_of_app
 from celery_ratelimit.app.settings import has_limits, settings_of
 from celery_ratelimit.app.survey import forgotten, limits_shown
 from celery_ratelimit.worker.bootstep import GateStep
-
-
-def app_with(**conf: Any) -> Celery:
-    app = Celery("shop", broker="redis://nowhere", set_as_current=False)
-    app.conf.update(conf)
-    return app
+from tests.unit.apps import make_app
 
 
 def task_of(app: Celery, name: str = "shop.charge", **options: Any) -> None:
@@ -85,7 +80,7 @@ def said(app: Celery) -> str:
     ],
 )
 def test_meaningless_option_is_refused(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
-    app = app_with(**conf)
+    app = make_app(**conf)
     task_of(app, **options)
     with pytest.raises(ConfigurationError) as caught:
         limits_of_app(app)
@@ -93,7 +88,7 @@ def test_meaningless_option_is_refused(conf: dict[str, Any], options: Any, parts
 
 
 def test_the_name_of_a_quota_may_be_written_twice() -> None:
-    app = app_with(ratelimit_quotas={"stripe": Limit("1/s", name="stripe")})
+    app = make_app(ratelimit_quotas={"stripe": Limit("1/s", name="stripe")})
     assert settings_of(app).quotas == {"stripe": Limit("1/s", name="stripe")}
 
 
@@ -135,7 +130,7 @@ def test_the_name_of_a_quota_may_be_written_twice() -> None:
     ],
 )
 def test_forgotten_limit_is_reported_in_one_line(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
-    app = app_with(**conf)
+    app = make_app(**conf)
     task_of(app, **options)
     text = said(app)
     assert "\n" not in text
@@ -143,7 +138,7 @@ def test_forgotten_limit_is_reported_in_one_line(conf: dict[str, Any], options: 
 
 
 def test_a_queue_that_other_workers_consume_is_in_order() -> None:
-    app = app_with()
+    app = make_app()
     task_of(app, base=RateLimitedTask, limits="5/s", overflow="later")
     assert "overflow='later'" in said(app)
     assert forgotten(app, {"later"}) == []
@@ -165,13 +160,13 @@ class Gathered(Task):
     ],
 )
 def test_task_with_its_own_strategy_is_reported(conf: dict[str, Any], options: dict[str, Any]) -> None:
-    app = app_with(**conf)
+    app = make_app(**conf)
     task_of(app, **{"base": Gathered, **options})
     assert "task 'shop.charge' has a Strategy of its own (Gathered.Strategy), so its requests pass by the" in said(app)
 
 
 def test_a_strategy_does_not_matter_where_nothing_is_limited() -> None:
-    app = app_with()
+    app = make_app()
     task_of(app, base=Gathered)
     assert said(app) == ""
 
@@ -179,7 +174,7 @@ def test_a_strategy_does_not_matter_where_nothing_is_limited() -> None:
 def test_celery_batches_has_a_strategy_of_its_own() -> None:
     """Not installed with this package: its last release refuses Celery 5.7."""
     batches = pytest.importorskip("celery_batches")
-    app = app_with(ratelimit_tasks={"shop.*": "2/s"})
+    app = make_app(ratelimit_tasks={"shop.*": "2/s"})
     task_of(app, base=batches.Batches)
     assert "has a Strategy of its own (Batches.Strategy)" in said(app)
 
@@ -194,7 +189,7 @@ def test_celery_batches_has_a_strategy_of_its_own() -> None:
     ],
 )
 def test_lock_without_a_releasing_hook_is_reported(base: Any, options: dict[str, Any], package: str | None) -> None:
-    app = app_with()
+    app = make_app()
     limited = type("Both", (RateLimitedMixin, base), {})
     task_of(app, base=limited, limits="1/s", **options)
     task_of(app, "shop.hooked", base=limited, limits="1/s", on_throttled_out=lambda *call: None, **options)
@@ -204,7 +199,7 @@ def test_lock_without_a_releasing_hook_is_reported(base: Any, options: dict[str,
 
 
 def test_valid_app_has_no_report() -> None:
-    app = app_with(
+    app = make_app(
         ratelimit_quotas={"stripe": "100/s"},
         ratelimit_tasks={"shop.*": "stripe", "celery.chord_unlock": "1/s"},
         ratelimit_queues={"emails": "1/s"},
@@ -220,7 +215,7 @@ def test_valid_app_has_no_report() -> None:
 
 
 def test_each_limit_is_shown_with_what_it_is_for() -> None:
-    app = app_with(
+    app = make_app(
         ratelimit_quotas={"stripe": {"rate": "100/s", "burst": 5}, "unused": "1/s"},
         ratelimit_tasks={"shop.*": "stripe"},
         ratelimit_queues={"emails": ["stripe", "14/s"]},
@@ -253,7 +248,7 @@ def test_each_limit_is_shown_with_what_it_is_for() -> None:
     ],
 )
 def test_a_worker_has_the_gate_if_anything_is_limited(conf: dict[str, Any], options: Any, expected: bool) -> None:
-    app = app_with(**conf)
+    app = make_app(**conf)
     task_of(app, **options)
     assert has_limits(app) == expected
     worker_init.send(sender=type("Worker", (), {"app": app})())
@@ -275,7 +270,7 @@ def test_a_quota_under_another_name_is_refused_of_a_limiter_too() -> None:
 def test_always_exempt_limit_is_reported(key: str) -> None:
     """A typing error, which no call would show. Limits by a pattern are for tasks that have the argument."""
     limit = Limit("1/s", key=key, missing_key="exempt")
-    app = app_with(ratelimit_quotas={"tenant": limit}, ratelimit_tasks={"other.*": limit})
+    app = make_app(ratelimit_quotas={"tenant": limit}, ratelimit_tasks={"other.*": limit})
     task_of(app, base=RateLimitedTask, limits=["tenant", Limit("5/s", key="{order_id}", missing_key="exempt")])
     task_of(app, name="other.charge")
     (line,) = said(app).splitlines()
@@ -284,6 +279,6 @@ def test_always_exempt_limit_is_reported(key: str) -> None:
 
 
 def test_limit_always_exempt_by_the_setting_is_reported() -> None:
-    app = app_with(ratelimit_missing_key="exempt")
+    app = make_app(ratelimit_missing_key="exempt")
     task_of(app, base=RateLimitedTask, limits=Limit("1/s", key="{ordre_id}"))
     assert "it never limits this task" in said(app)

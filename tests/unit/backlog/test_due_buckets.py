@@ -10,7 +10,6 @@ import pytest
 from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.poll_timer import DueBuckets
-from celery_ratelimit.backlog.scripts import PendingReports
 from celery_ratelimit.backlog.tuning import MAX_POLL_INTERVAL, POLL_INTERVAL
 from celery_ratelimit.store_calls.store_calls import advance, asked
 
@@ -90,27 +89,3 @@ def test_bucket_with_more_due_tasks_goes_behind_the_others(due: DueBuckets, lots
     assert due.first() == [OTHER, LOT]
     due.note([PollResult(OTHER, 1.0, False, ()), PollResult(LOT, None, False, (ONE,))])
     assert not due
-
-
-def test_reports_are_sent_once_and_new_ones_wait(now: list[float]) -> None:
-    untold = PendingReports()
-    untold.note_acknowledged(LOT, "a")
-    untold.note_published({LOT: [ONE], OTHER: [ONE]})
-    now[0] += 2.0
-    assert untold.waits(2.0)
-    untold.note_acknowledged(LOT, "b")
-    with untold.telling([LOT], published=True) as told:
-        untold.note_acknowledged(LOT, "c")
-    assert told == ({LOT: ["a", "b"]}, {LOT: [ONE]})
-    assert (untold.acknowledged, untold.published) == ({LOT: ["c"]}, {OTHER: [ONE]})
-    with untold.telling([LOT, OTHER]) as told:
-        pass
-    assert told == ({LOT: ["c"], OTHER: []}, {LOT: [], OTHER: []})
-    assert untold.lots == [OTHER]
-    with pytest.raises(StoreUnavailable), untold.telling([OTHER], published=True):
-        raise StoreUnavailable("no answer")
-    assert untold.published == {OTHER: [ONE]}
-    with untold.telling([OTHER], published=True):
-        pass
-    assert not untold.lots
-    assert not untold.waits(0.0)

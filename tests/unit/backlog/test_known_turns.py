@@ -14,6 +14,7 @@ from celery_ratelimit.backlog.fleet_registry import FleetRegistry
 from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.decision_counts import DecisionCounter
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker import gate
@@ -93,7 +94,42 @@ def test_first_poll_of_a_bucket_precedes_its_turn(occupied: OccupiedBucketCache,
     assert turn == 0.0 or seconds == FIRST_POLL_DELAY or seconds + RETURN_DURATION <= turn
 
 
-# -- What is counted ---------------------------------------------------------------------------------------------------
+RATE = LimitRequest(Limit("100/s", name="api"), "api")
+
+
+def test_new_request_stands_behind_the_last_returned_task_until_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [NOW]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    occupied = OccupiedBucketCache({"api": RATE.limit})
+    assert occupied.lot_of([RATE]) is None
+    occupied.note_turn(API, NOW + 0.5)
+    assert occupied.is_closed(API)
+    assert occupied.lot_of([RATE]) is RATE
+    occupied.forget(API)  # the backlog is empty
+    assert occupied.lot_of([RATE]) is RATE
+    now[0] += 0.41
+    assert occupied.lot_of([RATE]) is None, "its own turn comes soon: it asks"
+    occupied.note_turn(API, now[0] + 0.5)
+    occupied.forget_turns({"other"})
+    assert occupied.is_closed(API)
+    occupied.forget_turns({"api"})  # it is another limit now
+    assert occupied.lot_of([RATE]) is None
+
+
+def test_turns_of_the_oldest_buckets_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_ratelimit.backlog.tuning.MAX_KNOWN_BUCKETS", 3)
+    occupied, soon = OccupiedBucketCache({"api": RATE.limit}), time.monotonic() + 60.0
+    for number in range(5):
+        occupied.note_turn(("api", str(number)), soon)
+    assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
+
+
+def test_changed_rate_forgets_known_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, processes=1)
+    forgotten: list[Any] = []
+    bench.forget_turns = forgotten.append  # type: ignore[method-assign]
+    bench.gate._changed({"r1"})
+    assert forgotten == [{"r1"}]
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 1.0), (100, 1.0), (150, 1.5), (5000, 2.0)])

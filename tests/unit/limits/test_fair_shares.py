@@ -8,29 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
 from celery_ratelimit.app.app_limits import limits_of_app
-from celery_ratelimit.app.plan import make_plan
-from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.store.keys import escape
+from tests.unit.apps import make_app, plan_of
 
 FAIR = Limit("5/s", name="stripe", fair="{tenant_id}", weights={"gold": 4, "held": 0})
 
 
-def plan_of(limits: Any, throttle: str = "retry", **conf: Any) -> Any:
-    app = Celery(broker="redis://localhost", set_as_current=False)
-    app.conf.update(conf)
-
-    @app.task(base=RateLimitedTask, limits=limits, throttle=throttle, name="charge")
-    def charge(order: int, tenant_id: str, items: Any = None) -> None: ...
-
-    return make_plan(charge, "celery", settings_of(app))
+def charge(order: int, tenant_id: str, items: Any = None) -> None: ...
 
 
 def share_of(fair: Any, *args: Any, **kwargs: Any) -> str | None:
-    (demand,) = plan_of(Limit("5/s", name="stripe", fair=fair)).demands(args, kwargs)
+    (demand,) = plan_of(charge, limits=Limit("5/s", name="stripe", fair=fair)).demands(args, kwargs)
     share: str | None = demand.share
     return share
 
@@ -57,7 +48,7 @@ def test_any_result_of_a_callable_is_a_bounded_share(made: Any) -> None:
 
 
 def test_calls_of_different_shares_use_one_bucket() -> None:
-    plan = plan_of(FAIR)
+    plan = plan_of(charge, limits=FAIR)
     (one,), (other,) = plan.demands((1, "a"), {}), plan.demands((1, "b"), {})
     assert one == other
     assert hash(one) == hash(other)
@@ -72,7 +63,7 @@ def test_unfillable_share_is_an_error() -> None:
         share_of(lambda order, tenant_id: str(1 / 0), 1, "acme")
     for fair, said in (("{tenant}", "names the argument 'tenant'"), ("tenant_id", r"fair='\{tenant_id\}', or leave")):
         with pytest.raises(ConfigurationError, match=said):
-            plan_of(Limit("5/s", name="stripe", fair=fair))
+            plan_of(charge, limits=Limit("5/s", name="stripe", fair=fair))
 
 
 def test_weights_are_frozen_and_shown_as_they_were_written() -> None:
@@ -88,18 +79,18 @@ def test_weights_are_frozen_and_shown_as_they_were_written() -> None:
 
 def test_quotas_take_fair_and_weights_from_json() -> None:
     written = json.loads('{"stripe": {"rate": "5/s", "fair": "{tenant_id}", "weights": {"gold": 4, "held": 0}}}')
-    (limit,) = plan_of("stripe", ratelimit_quotas=written).limits
+    (limit,) = plan_of(charge, app=make_app(ratelimit_quotas=written), limits="stripe").limits
     assert limit == FAIR
 
 
 def test_fair_with_throttle_wait_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="throttle='wait' leaves what waits in the broker's queue"):
-        plan_of(FAIR, throttle="wait")
-    assert plan_of(FAIR, throttle="fail")
+        plan_of(charge, limits=FAIR, throttle="wait")
+    assert plan_of(charge, limits=FAIR, throttle="fail")
 
 
 def test_one_name_has_one_set_of_weights() -> None:
-    app = Celery(broker="redis://localhost", set_as_current=False)
+    app = make_app()
 
     def by_tenant(tenant_id: str) -> None: ...
     def by_customer(customer: str) -> None: ...

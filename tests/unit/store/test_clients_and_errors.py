@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 from redis import exceptions
 from redis.sentinel import SentinelConnectionPool
 
@@ -22,6 +21,7 @@ from celery_ratelimit.errors import StoreFull
 from celery_ratelimit.store import url as urls
 from celery_ratelimit.store.health import check_fitness, trouble
 from celery_ratelimit.store.url import async_client_of, client_of
+from tests.unit.apps import make_app
 
 # -- URLs --------------------------------------------------------------------------------------------------------------
 
@@ -164,16 +164,10 @@ def test_their_options_are_known_without_parsing_python(monkeypatch: pytest.Monk
 # -- Celery's settings -------------------------------------------------------------------------------------------------
 
 
-def app_of(broker: Any = "memory://", **conf: Any) -> Celery:
-    app = Celery("test", broker=broker, set_as_current=False)
-    app.conf.update(conf)
-    return app
-
-
 def test_a_broker_behind_sentinels_is_the_default_store() -> None:
     url = "sentinel://:secret@one:26379;sentinel://two:26379"
     options = {"sentinel_kwargs": {"password": "theirs"}, "min_other_sentinels": 2}
-    app = app_of(url, broker_transport_options={**options, "master_name": "tasks"})
+    app = make_app(url, broker_transport_options={**options, "master_name": "tasks"})
     assert settings_of(app).url == url
     pool = limiter_of(app).client.connection_pool
     assert (pool.service_name, pool.connection_kwargs["password"]) == ("tasks", "secret")
@@ -188,19 +182,23 @@ def test_a_broker_behind_sentinels_is_the_default_store() -> None:
 
 def test_result_backend_behind_sentinels_is_a_store() -> None:
     options = {"master_name": "results"}
-    app = app_of(result_backend="sentinel://one/3;sentinel://two/3", result_backend_transport_options=options)
+    app = make_app(
+        "memory://", result_backend="sentinel://one/3;sentinel://two/3", result_backend_transport_options=options
+    )
     pool = limiter_of(app).client.connection_pool
     assert (pool.service_name, pool.connection_kwargs["db"]) == ("results", 3)
 
 
 def test_a_url_of_sentinels_that_names_its_master_does_not_ask_the_broker_for_it() -> None:
     url = "sentinel://one,two/0?service_name=limits"
-    app = app_of(ratelimit_url=url, broker_transport_options={"master_name": "tasks"})
+    app = make_app("memory://", ratelimit_url=url, broker_transport_options={"master_name": "tasks"})
     assert limiter_of(app).client.connection_pool.service_name == "limits"
 
 
 def test_a_cluster_can_be_set() -> None:
-    assert settings_of(app_of(ratelimit_url="redis+cluster://one:7000")).url == "redis+cluster://one:7000"
+    assert (
+        settings_of(make_app("memory://", ratelimit_url="redis+cluster://one:7000")).url == "redis+cluster://one:7000"
+    )
 
 
 # -- What errors mean --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A whole gate in one process, on a clock of its own: before a pool, a broker and a store that do what a test says.
+"""A gate in one process on its own clock, with a pool, a broker and a store that do what a test says.
 
-``Bench.at`` holds what happens next at a step ("ask", "start", "revoked", …): an error, or a call that comes in while a
-greenlet waits there.
+``Bench.on_step`` holds what happens next at a step ("ask", "start", "revoked", …): an error, or a call that another
+greenlet makes meanwhile.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ QUEUES = ("celery", "other")
 
 
 class Lost(Exception):
-    """The connection to the broker is."""
+    """The connection to the broker is lost."""
 
 
 class Request:
-    """A message that has come."""
+    """A received message."""
 
     expires: datetime | None = None
 
@@ -85,13 +85,13 @@ class Request:
 
 
 class Task(SimpleNamespace):
-    """A task, as signals know it: they keep it as a key."""
+    """A task that signals can keep as a key."""
 
     __hash__ = object.__hash__
 
 
-def _the_same(said: Any) -> Any:
-    return said
+def _return(reply: Any) -> Any:
+    return reply
 
 
 def _raise(error: Exception) -> Any:
@@ -99,7 +99,7 @@ def _raise(error: Exception) -> Any:
 
 
 class Bench:
-    """The gate, and what is around it."""
+    """The gate and its surroundings."""
 
     def __init__(
         self,
@@ -109,20 +109,20 @@ class Bench:
         *,
         seconds_away: float = 0.0,
     ) -> None:
-        self.seconds_away = seconds_away  # the store: 0.0: the worker waits for its answers
-        self.is_far = True  # threads make calls, if there is an event loop
+        self.seconds_away = seconds_away  # of the store; 0.0: calls are made in the loop
+        self.is_far = True  # threads make calls if there is an event loop
         self.decides_at_submit = False
         self.lost_connections = 0
         self.now, self.processes, self.workers = 1000.0, processes, 2
-        self.paused = False  # its return queues
-        self.pauses_late = False  # the broker, who is told that it is
+        self.paused = False  # the return queues are paused
+        self.pauses_late = False  # the broker confirms the pause later
         self.has_returns_at_broker = self.keeps_only_process = False
-        self.on_timers: list[Request] = []  # for the end of their countdown
+        self.on_timers: list[Request] = []  # messages with a countdown
         self.on_step: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
-        self.acquire_sizes: list[int] = []  # how many might have asked with one script
-        self.park_sizes: list[int] = []  # how many were parked by one script
-        self.attempts: list[list[int]] = []  # of each call to park them
+        self.acquire_sizes: list[int] = []  # requests of each acquire call
+        self.park_sizes: list[int] = []  # requests of each park call
+        self.attempts: list[list[int]] = []  # attempt numbers of each park call
         self.numbers = itertools.count(1)
         self.shadows = KnownShadows()
         self.lost = False
@@ -130,14 +130,14 @@ class Bench:
         self.leases_of: dict[str, set[str]] = {}
         self.kept: set[str] = set()
         self.running: dict[Request, float] = {}
-        self.runtimes: dict[str, float] = {}  # seconds that tasks of a name take
+        self.runtimes: dict[str, float] = {}  # seconds, by task name
         self.requests: list[Request] = []
         self.plans: dict[tuple[str, str], Any] = {}
         self.left: set[str] = set()
         self.widened = 0
         self.has_parked_tasks = False
-        self.park_results: list[ParkResult] = []  # of the lot
-        self.bounds: list[int | None] = []  # of tasks that the lot was asked to park
+        self.park_results: list[ParkResult] = []  # replies to the next park calls
+        self.bounds: list[int | None] = []  # max_parked of each request to park
         for module in (
             queue_processor,
             request_queues,
@@ -233,7 +233,7 @@ class Bench:
         self.gate = Gate(worker, self, leases, settings, limits)  # type: ignore[arg-type]
 
     def step(self, name: str) -> None:
-        """Something is called: what is to happen there does."""
+        """Let the next event of this step happen."""
         happens = self.on_step[name].pop(0) if self.on_step.get(name) else None
         if isinstance(happens, Exception):
             raise happens
@@ -250,9 +250,7 @@ class Bench:
     def shutdown(self, *, wait: bool) -> None: ...
 
     def submit(self, question: Callable[[], Any]) -> Future[Any]:
-        """In a thread: the answer comes after a while, of when it comes or (``decides_at_submit``) of when it was asked; or
-        never, if the connection is lost, and with it the worker's loop.
-        """
+        """Run a call on a thread: its reply comes ``seconds_away`` later, unless the connection is lost by then."""
         self.step("submit")
         answer: Future[Any] = Future()
         connection = self.lost_connections
@@ -262,7 +260,7 @@ class Bench:
             except Exception as error:
                 question = partial(_raise, error)
             else:
-                question = partial(_the_same, said)
+                question = partial(_return, said)
 
         def ask() -> None:
             try:
@@ -280,7 +278,7 @@ class Bench:
     def ping(self) -> None: ...
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let ``seconds`` pass."""
         end = self.now + seconds
         while self.timers and self.timers[0][0] <= end:
             at, _, waiting = heapq.heappop(self.timers)
@@ -291,7 +289,7 @@ class Bench:
         self.now = end
 
     def contained(self, call: Callable[[], None], request: Any = None) -> None:
-        """As Celery and ``Timers.guarded`` do."""
+        """Handle errors as Celery and ``Timers.guarded`` do."""
         try:
             call()
         except Lost:
@@ -303,7 +301,7 @@ class Bench:
     # -- Messages --------------------------------------------------------------------------------------------------
 
     def task(self, kind: str, *names: str, **options: Any) -> Any:
-        """A task that asks limits: "r…" are rates of 10 a second, "p…" are two places each."""
+        """Make a task with limits: "r…" are rates of 10/s, "p…" are concurrency limits of 2."""
         if not names:
             return Task(name=kind, plan=None)
         limits = [Concurrency(2, name=name) if name[0] == "p" else Limit("10/s", name=name) for name in names]
@@ -343,7 +341,7 @@ class Bench:
                 self.on_timers.append(request)
 
     def receive_batch(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
-        """Those that come in together, up to a lost connection."""
+        """Receive messages in one batch, up to a lost connection."""
         requests: list[Request] = []
         self.receiving = True
         for task in tasks:
@@ -362,7 +360,7 @@ class Bench:
         return leaves
 
     def is_stale(self, request: Request) -> bool:
-        """It is of a connection that is lost: the broker hands it out anew."""
+        """Its connection is lost: the broker delivers it again."""
         return "lost" in request.ends
 
     def lose_connection(self) -> None:
@@ -393,7 +391,7 @@ class Bench:
         self.running[request] = self.now
 
     def finish(self) -> None:
-        """The task that has run for longest ends."""
+        """End the task that has run for longest."""
         if self.running:
             request = next(iter(self.running))
             del self.running[request]
@@ -476,7 +474,7 @@ class Bench:
 
     @property
     def parking(self) -> Any:
-        """The attendant's parts are all the same."""
+        """All parts of the return scheduler are this bench."""
         return self
 
     register = occupied = memory = parking
@@ -544,7 +542,7 @@ class Bench:
         assert not ended
         assert not asking.ear
         decisions: list[Decision] = []
-        for id in asking.lease_ids:  # one more place for each of them
+        for id in asking.lease_ids:  # one lease each
             horizon = asking.horizon / 1e6 if len(decisions) < asking.most else -1e6
             decisions += self.ask_next(demands, [id], horizon=horizon, claim=asking.claim / 1e6)
             if not decisions[-1].allowed:
@@ -592,7 +590,7 @@ class Bench:
                 holders.discard(holder)
             self.step("release")
 
-    # -- Lots ------------------------------------------------------------------------------------------------------
+    # -- Backlog ---------------------------------------------------------------------------------------------------
 
     @property
     def arrivals(self) -> Any:
@@ -639,7 +637,7 @@ class Bench:
         answer = self.park_results.pop(0) if self.park_results else ParkResult("parked")
         if answer == EMPTY:
             self.has_parked_tasks = False
-            answer = EMPTY if only_behind else ParkResult("parked")  # whoever asked is parked
+            answer = EMPTY if only_behind else ParkResult("parked")
         if answer.is_parked and not pending.gone and not self.is_stale(pending.request):
             pending.request.end("parked")
         return answer
@@ -653,13 +651,13 @@ class Bench:
     def store_is_back(self) -> None:
         pass
 
-    # -- What always holds -------------------------------------------------------------------------------------------
+    # -- Invariants --------------------------------------------------------------------------------------------------
 
     def pending(self) -> list[tuple[LimitQueue, Any]]:
         return [(limit_queue, pending) for limit_queue in self.gate._queues for pending in limit_queue]
 
     def check(self) -> None:
-        """Each request is in one state and in one place, and everybody is counted once."""
+        """Check that each request is in one state and one queue, and counted once."""
         capacity, prefetch = self.gate._capacity, self.gate._prefetch
         pending = self.pending()
         assert len({id(each) for _, each in pending}) == len(pending)
@@ -692,7 +690,7 @@ class Bench:
         assert not self.gate._scheduler._is_running
 
     def check_empty(self) -> None:
-        """Everybody has gone: nothing is left of them."""
+        """Check that no request has left anything behind."""
         self.check()
         assert not self.pending()
         assert not len(self.gate._pool_scheduler)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
-from celery_ratelimit.worker.capacity import LEAST_SHARE, PoolCapacity
+from celery_ratelimit._celery import Pool as CeleryPool
+from celery_ratelimit._celery.pool import _Job
+from celery_ratelimit.worker.capacity import AHEAD, LEAST_SHARE, PoolCapacity
 from celery_ratelimit.worker.expected_turns import ExpectedTurns
 
 NOW = 100.0
@@ -257,3 +260,36 @@ def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() ->
     made.note_saturated(NOW + 5, saturated=False)
     made.stop_listening()
     assert made.has_for_permit(NOW + 5.01, "2"), "the first task has returned: further ones would be sent back"
+
+
+def busy_pool(*jobs: tuple[str, float]) -> CeleryPool:
+    """Of four processes, busy with tasks of these names, which were handed over so many seconds ago."""
+    made = CeleryPool(SimpleNamespace(num_processes=4, is_green=False))
+    made._mean_runtimes.update(short=0.004, long=5.0)
+    for number, (name, ago) in enumerate(jobs):
+        made._jobs[number] = _Job(name, NOW - ago, None)
+    made.idle = lambda pending: 4 - len(made._jobs)  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("interval", "permits"),
+    [(0.0, 8), (0.001, 4), (0.005, 6), (0.0125, 8), (1.0, 8)],  # a task takes 50 ms, and there are four processes
+)
+def test_max_permits_counts_processes_that_free_within_the_interval(interval: float, permits: int) -> None:
+    some = busy_pool()
+    some._mean_runtimes["half"] = AHEAD / 2
+    assert PoolCapacity(some).max_permits(NOW, "half", interval) == permits
+
+
+def test_max_permits_of_brief_tasks_exceeds_the_processes() -> None:
+    """With a limit that does not bind turns are at once: a store that is 2 ms away had been asked for four by four."""
+    some = busy_pool()
+    assert PoolCapacity(some).max_permits(NOW, "short", 1e-6) == PoolCapacity(some).max_permits(NOW, "short") == 100
+
+
+def test_max_permits_counts_busy_processes_that_end() -> None:
+    """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
+    some = busy_pool(*[("brief", 0.0)] * 3)
+    some._mean_runtimes["brief"] = AHEAD / 5
+    assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5

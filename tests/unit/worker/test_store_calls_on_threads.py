@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
-from threading import Event, get_ident
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog.backlog import ParkResult
-from celery_ratelimit.backlog.scripts import PendingReports
-from celery_ratelimit.store_calls import store_calls, tuning
-from celery_ratelimit.store_calls.outage import NotAsked
-from celery_ratelimit.store_calls.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
-from celery_ratelimit.store_calls.tuning import THREADS_FROM
+from celery_ratelimit.store_calls.store_calls import Reply
 from celery_ratelimit.worker import parking_batch
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
@@ -316,79 +309,6 @@ def test_queue_sets_no_alarm_during_its_call(bench: Bench) -> None:
 # -- Store calls -------------------------------------------------------------------------------------------------------
 
 
-def calls_of(
-    latency: StoreLatency, *, no_event_loop: bool = False, wakes: bool = True, call_soon: Any = None
-) -> StoreCalls:
-    """Store calls of a worker whose store is not lost."""
-    timers = SimpleNamespace(call_soon_wakes_loop=wakes, guarded=lambda call: call, call_soon=call_soon)
-    worker: Any = SimpleNamespace(broker=SimpleNamespace(no_event_loop=no_event_loop), timers=timers)
-    outage: Any = False
-    calls = StoreCalls(worker, outage)
-    calls.latency = latency
-    return calls
-
-
-def far() -> StoreLatency:
-    latency = StoreLatency()
-    latency.note(THREADS_FROM)
-    return latency
-
-
-@pytest.mark.parametrize(
-    ("no_event_loop", "wakes", "round_trip", "in_thread"),
-    [
-        (False, True, THREADS_FROM, True),
-        (False, True, THREADS_FROM * 0.9, False),
-        (True, True, 1.0, False),
-        (False, False, 1.0, False),
-    ],
-)
-def test_threads_call_a_distant_store_if_they_can_wake_the_loop(
-    no_event_loop: bool, wakes: bool, round_trip: float, in_thread: bool
-) -> None:
-    latency, replies = StoreLatency(), []
-    latency.note(round_trip)
-    calls = calls_of(latency, no_event_loop=no_event_loop, wakes=wakes, call_soon=lambda call: None)
-    future = calls.submit(lambda: 1, replies.append)
-    assert (future is not None) is in_thread
-    assert [reply.get() for reply in replies] == ([] if in_thread else [1])
-
-
-def test_no_call_is_made_during_an_outage() -> None:
-    calls, replies, made = calls_of(far()), [], []
-    calls._outage = True  # type: ignore[assignment]
-    calls.submit(lambda: made.append(1), replies.append)
-    (reply,) = replies
-    with pytest.raises(NotAsked):
-        reply.get()
-    assert made == []
-
-
-def test_in_loop_call_runs_on_the_loop_thread() -> None:
-    caller: list[int] = []
-    calls_of(far()).submit(lambda: caller.append(get_ident()), lambda reply: None, in_loop=True)
-    assert caller == [get_ident()]
-
-
-def test_reply_reaches_the_loop_and_raises_the_error() -> None:
-    soon: list[Callable[[], None]] = []
-    done: Future[Any] = Future()
-    calls = calls_of(far(), call_soon=lambda call: (soon.append(call), done.set_result(None)))
-    heard: list[Any] = []
-
-    def call() -> Any:
-        raise StoreUnavailable("no answer")
-
-    calls.submit(call, heard.append)
-    done.result(10)
-    assert heard == []
-    soon.pop()()
-    reply = heard.pop()
-    assert reply.seconds >= 0
-    with pytest.raises(StoreUnavailable):
-        reply.get()
-
-
 def test_wait_for_a_free_thread_is_not_latency(bench: Bench) -> None:
     """A call may wait for one of four threads: the latency of the store is the same."""
     calls, seconds = bench.gate._store_calls, []
@@ -397,47 +317,6 @@ def test_wait_for_a_free_thread_is_not_latency(bench: Bench) -> None:
     bench.run(1.0)
     assert seconds == [0.0]
     assert bench.gate._store_calls.latency.round_trip < 0.1
-
-
-def test_many_calls_of_one_operation_do_not_recurse() -> None:
-    def asks() -> Any:
-        total = 0
-        for number in range(5000):
-            total += yield partial(int, number)
-        return total
-
-    replies: list[Any] = []
-    calls_of(StoreLatency()).run(asks(), replies.append)
-    assert replies[0].get() == sum(range(5000))
-
-
-def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the broker would deliver a message again before its park call is made."""
-    waited: list[Any] = []
-    monkeypatch.setattr(tuning, "THREADS", 1)
-    monkeypatch.setattr(store_calls, "wait", lambda futures, seconds: (waited.extend(futures), goes_on.set()))
-    began, goes_on, made, soon, heard = Event(), Event(), [], [], []
-
-    def first() -> None:
-        began.set()
-        made.append("first")
-        assert goes_on.wait(10)
-
-    calls = calls_of(far(), call_soon=soon.append)
-    of_first = calls.submit(first, heard.append)
-    of_second = calls.submit(lambda: made.append("second"), heard.append)
-    assert began.wait(10)
-    calls.close()
-    assert len(waited) == 1, "the second call is not made"
-    assert of_first is not None
-    assert of_second is not None
-    assert of_first.result(10).get() is None
-    with pytest.raises(NotAsked):
-        of_second.result(10).get()
-    assert made == ["first"]
-    for call in soon:
-        call()
-    assert heard == [], "the replies come too late"
 
 
 def test_request_behind_a_park_call_is_parked_once_when_latency_drops(bench: Bench) -> None:
@@ -460,39 +339,6 @@ def test_request_behind_a_park_call_is_parked_once_when_latency_drops(bench: Ben
 
 
 # -- Reports ---------------------------------------------------------------------------------------------------------
-
-
-def parks(untold: PendingReports, told: list[Any]) -> Any:
-    with untold.telling([("api", "")]) as (ids, _):
-        told.append(dict(ids))
-        reply = yield lambda: "reply"
-    return reply
-
-
-def test_reports_in_flight_are_sent_once_and_kept_on_failure() -> None:
-    untold, told = PendingReports(), []
-    untold.note_acknowledged(("api", ""), "a")
-    one = parks(untold, told)
-    next(one)
-    untold.note_acknowledged(("api", ""), "b")
-    assert asked(parks(untold, told)) == "reply"
-    assert told == [{("api", ""): ["a"]}, {("api", ""): ["b"]}]
-    assert untold.lots == []
-
-    reply = advance(one, Reply(error=StoreUnavailable("no answer")))
-    assert isinstance(reply, Reply)
-    with pytest.raises(StoreUnavailable):
-        reply.get()
-    assert (untold.acknowledged, untold.lots) == ({("api", ""): ["a"]}, [("api", "")])
-
-
-def test_reports_without_a_reply_are_kept() -> None:
-    untold, told = PendingReports(), []
-    untold.note_acknowledged(("api", ""), "a")
-    one = parks(untold, told)
-    next(one)
-    one.close()  # as when it is garbage
-    assert untold.acknowledged == {("api", ""): ["a"]}
 
 
 def test_unconfirmed_park_does_not_acquire_after_a_lost_connection(bench: Bench) -> None:
