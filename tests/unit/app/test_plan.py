@@ -226,23 +226,21 @@ def test_invalid_limits_error_names_the_task(limits: Any, part: str) -> None:
 # -- What becomes of a throttled task ----------------------------------------------------------------------------------
 
 
-def test_default_policy() -> None:
-    policy = plan_of(charge, limits="10/s").policy
-    assert (policy.throttle, policy.max_wait, policy.overflow) == ("retry", None, "fail")
-
-
 @pytest.mark.parametrize(
-    ("limits", "inline_wait"),
-    [("1/d", 0.020), ("100/s", 0.020), ("100000/s", 0.020), (["1000/s", "1/m"], 0.020), (Concurrency(3), 0.0)],
+    ("options", "policy"),
+    [
+        ({"limits": "10/s"}, ("retry", 0.02, None, "fail")),
+        ({"limits": "100000/s"}, ("retry", 0.02, None, "fail")),
+        ({"limits": ["1000/s", "1/m"]}, ("retry", 0.02, None, "fail")),
+        ({"limits": Concurrency(3)}, ("retry", 0.0, None, "fail")),
+        ({"throttle": "wait", "inline_wait": 0, "max_wait": 60, "overflow": "drop"}, ("wait", 0.0, 60.0, "drop")),
+    ],
 )
-def test_default_inline_wait(limits: Any, inline_wait: float) -> None:
-    assert plan_of(charge, limits=limits).policy.inline_wait == pytest.approx(inline_wait)
-
-
-def test_policy_from_task_options() -> None:
-    policy = plan_of(charge, limits="1/s", throttle="wait", inline_wait=0, max_wait=60, overflow="drop").policy
-    assert (policy.throttle, policy.inline_wait, policy.max_wait, policy.overflow) == ("wait", 0.0, 60.0, "drop")
-    assert type(policy.max_wait) is float
+def test_policy_of_a_task(options: dict[str, Any], policy: tuple[Any, ...]) -> None:
+    made = plan_of(charge, **{"limits": "1/s", **options}).policy
+    assert (made.throttle, made.inline_wait, made.max_wait, made.overflow) == policy
+    assert type(made.inline_wait) is float
+    assert made.max_wait is None or type(made.max_wait) is float
 
 
 @pytest.mark.parametrize(

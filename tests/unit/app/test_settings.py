@@ -262,19 +262,6 @@ def test_unreachable_store_is_an_outage_with_on_store_error(choice: str) -> None
     assert SECRET not in str(lost)
 
 
-# -- Celery's spellings of a URL ---------------------------------------------------------------------------------------
-
-
-def connection_of(url: str) -> dict[str, Any]:
-    return dict(limiter_of(make_app("memory://", ratelimit_url=url)).client.connection_pool.connection_kwargs)
-
-
-def test_store_timeouts_are_half_a_second_by_default() -> None:
-    kwargs = connection_of(URL)
-    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"]) == (0.5, 0.5)
-    assert connection_of(f"{URL}?socket_timeout=2")["socket_timeout"] == 2.0
-
-
 def test_the_limiter_has_the_apps_quotas_and_prefix() -> None:
     limiter = limiter_of(make_app(URL, ratelimit_quotas={"a": "1/s"}, ratelimit_prefix="mine"))
     assert limiter.quotas == {"a": Limit("1/s", name="a")}

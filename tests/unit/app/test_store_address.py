@@ -18,6 +18,7 @@ from celery_ratelimit.store.url import async_client_of, client_of
 from celery_ratelimit.testing import EmbeddedServer
 
 TLS = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "/ca.pem"}
+CA = {"ssl_ca_certs": "/ca.pem"}
 CREDENTIALS = ("iam", "token")
 PROVIDER = UsernamePasswordCredentialProvider(*CREDENTIALS)
 
@@ -48,56 +49,73 @@ def test_tls_of_celerys_settings(scheme: str, place: str) -> None:
     assert (made["host"], made["db"]) == ("host", 1)
 
 
-@pytest.mark.parametrize("reqs", ["CERT_NONE", "none", ssl.CERT_NONE])
-def test_each_spelling_of_the_verification(reqs: Any) -> None:
-    assert kwargs_of(make_app("redis://host", broker_use_ssl={"ssl_cert_reqs": reqs}))["ssl_cert_reqs"] == "none"
+OPTIONS = {
+    "visibility_timeout": 5,
+    "global_keyprefix": "x",
+    "queue_order_strategy": "priority",
+    "max_connections": 3,
+    "socket_timeout": 7,
+    "socket_keepalive": True,
+    "health_check_interval": 9,
+    "client_name": "mine",
+}
+OF_RESULTS = {"redis_backend_use_ssl": TLS, "result_backend_transport_options": {"client_name": "results"}}
+PASSWORD = {"redis_username": "me", "redis_password": "secret"}
+OWN = {"broker_use_ssl": TLS, "ratelimit_url": "redis://limits", "ratelimit_store_options": {"client_name": "me"}}
+SENTINELS = {"broker_transport_options": {"master_name": "limits"}, "broker_use_ssl": TLS}
 
 
-def test_tls_of_sentinels_master() -> None:
-    options = {"master_name": "limits"}
-    app = make_app("sentinel://one;sentinel://two", broker_transport_options=options, broker_use_ssl=TLS)
+@pytest.mark.parametrize(
+    ("broker", "backend", "conf", "expected"),
+    [
+        *[
+            ("redis://host", None, {"broker_use_ssl": {"ssl_cert_reqs": reqs}}, {"ssl_cert_reqs": "none"})
+            for reqs in ("CERT_NONE", "none", ssl.CERT_NONE)
+        ],
+        ("sentinel://one;sentinel://two", None, SENTINELS, {"kind": "SentinelManagedSSLConnection", **CA}),
+        *[
+            (f"{scheme}://host", None, {"broker_use_ssl": tls}, {"kind": kind})
+            for tls in (True, False, None, {})
+            for scheme, kind in (("redis", "Connection"), ("rediss", "SSLConnection"))
+        ],
+        # The store has the options of its source alone.
+        ("redis://host", "redis://results", OF_RESULTS, {"kind": "Connection", "client_name": None}),
+        (
+            *("amqp://host", "redis://results", {"broker_use_ssl": TLS, **OF_RESULTS}),
+            {"kind": "SSLConnection", "client_name": "results"},
+        ),
+        (
+            *("redis://host", None, {"broker_transport_options": OPTIONS}),
+            {"socket_timeout": 7, "socket_keepalive": True, "health_check_interval": 9, "client_name": "mine"},
+        ),
+        (
+            *("redis+socket:///run/redis.sock", None, {"broker_transport_options": OPTIONS, "broker_use_ssl": TLS}),
+            {"kind": "UnixDomainSocketConnection", "socket_timeout": 7},
+        ),
+        (None, "redis://results", PASSWORD, {"username": "me", "password": "secret"}),
+        (None, "redis://:own@results", PASSWORD, {"password": "own"}),
+        # A URL of its own has options of its own, unless it is the broker's.
+        ("rediss://host", None, OWN, {"kind": "Connection", "host": "limits", "client_name": "me"}),
+        ("rediss://host", None, {**OWN, "ratelimit_url": "rediss://host"}, {"kind": "SSLConnection", **CA}),
+        (
+            "redis://host",
+            None,
+            {"broker_transport_options": {"socket_timeout": 7}, "ratelimit_store_options": {"socket_timeout": 2}},
+            {"socket_timeout": 2},
+        ),
+        ("redis://host", None, {"ratelimit_store_options": {"socket_timeout": "2"}}, {"socket_timeout": 2}),
+        (
+            *("memory://", None),
+            {"ratelimit_url": "rediss://limits", "ratelimit_store_options": {"ssl_cert_reqs": "CERT_NONE"}},
+            {"ssl_cert_reqs": "none"},
+        ),
+    ],
+)
+def test_options_of_the_connection(broker: Any, backend: Any, conf: dict[str, Any], expected: dict[str, Any]) -> None:
+    app = make_app(broker, backend, **conf)
     made = kwargs_of(app)
-    assert (made["kind"], made["ssl_ca_certs"]) == ("SentinelManagedSSLConnection", "/ca.pem")
-
-
-@pytest.mark.parametrize("tls", [True, False, None, {}])
-def test_without_options_of_tls_the_url_says(tls: Any) -> None:
-    assert kwargs_of(make_app("redis://host", broker_use_ssl=tls))["kind"] == "Connection"
-    assert kwargs_of(make_app("rediss://host", broker_use_ssl=tls))["kind"] == "SSLConnection"
-
-
-def test_store_has_only_the_settings_of_its_source() -> None:
-    other = {"redis_backend_use_ssl": TLS, "result_backend_transport_options": {"client_name": "results"}}
-    made = kwargs_of(make_app("redis://host", "redis://results", **other))
-    assert (made["kind"], made.get("client_name")) == ("Connection", None)
-    made = kwargs_of(make_app("amqp://host", "redis://results", broker_use_ssl=TLS, **other))
-    assert (made["kind"], made["client_name"]) == ("SSLConnection", "results")
-
-
-def test_transport_options_of_the_client_are_used() -> None:
-    options = {
-        "visibility_timeout": 5,
-        "global_keyprefix": "x",
-        "queue_order_strategy": "priority",
-        "max_connections": 3,
-        "socket_timeout": 7,
-        "socket_keepalive": True,
-        "health_check_interval": 9,
-        "client_name": "mine",
-    }
-    made = kwargs_of(make_app("redis://host", broker_transport_options=options))
-    assert (made["socket_timeout"], made["socket_keepalive"]) == (7, True)
-    assert (made["health_check_interval"], made["client_name"]) == (9, "mine")
-    made = kwargs_of(make_app("redis+socket:///run/redis.sock", broker_transport_options=options, broker_use_ssl=TLS))
-    assert (made["kind"], made["socket_timeout"]) == ("UnixDomainSocketConnection", 7)
-
-
-def test_user_and_password_of_the_result_backend() -> None:
-    conf = {"redis_username": "me", "redis_password": "secret"}
-    made = kwargs_of(make_app(None, "redis://results", **conf))
-    assert (made["username"], made["password"]) == ("me", "secret")
-    assert kwargs_of(make_app(None, "redis://:own@results", **conf))["password"] == "own"
-    assert "secret" not in repr(settings_of(make_app(None, "redis://results", **conf)))
+    assert {name: made.get(name) for name in expected} == expected
+    assert "secret" not in repr(settings_of(app))
 
 
 NAME = "tests.unit.app.test_store_address.Provider"
@@ -144,19 +162,6 @@ def test_missing_provider_error(name: str) -> None:
         client_of(f"redis://host?credential_provider={name}")
 
 
-def test_a_url_of_its_own_has_options_of_its_own() -> None:
-    conf = {"broker_use_ssl": TLS, "ratelimit_url": "redis://limits", "ratelimit_store_options": {"client_name": "me"}}
-    made = kwargs_of(make_app("rediss://host", **conf))
-    assert (made["kind"], made["host"], made["client_name"]) == ("Connection", "limits", "me")
-    made = kwargs_of(make_app("rediss://host", **{**conf, "ratelimit_url": "rediss://host"}))
-    assert (made["kind"], made["ssl_ca_certs"]) == ("SSLConnection", "/ca.pem"), "it is the broker"
-
-
-def test_options_of_its_own_go_before_celerys() -> None:
-    conf = {"broker_transport_options": {"socket_timeout": 7}, "ratelimit_store_options": {"socket_timeout": 2}}
-    assert kwargs_of(make_app("redis://host", **conf))["socket_timeout"] == 2
-
-
 @pytest.mark.parametrize("options", [None, [], "socket_timeout=1", {1: 2}])
 def test_store_options_must_be_a_mapping(options: Any) -> None:
     with pytest.raises(ConfigurationError, match="ratelimit_store_options must be a mapping"):
@@ -168,19 +173,17 @@ def test_unknown_option_error_names_it() -> None:
         make_app("redis://host", ratelimit_store_options={"socket_timout": 1})
 
 
+def test_text_that_is_no_number_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="socket_timeout='abc' cannot be"):
+        make_app("redis://host", ratelimit_store_options={"socket_timeout": "abc"})
+
+
 @pytest.mark.parametrize("name", ["url", "host", "db", "quotas", "prefix"])
 def test_option_outside_the_client_error_names_it(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
         make_app("redis://host/1", ratelimit_store_options={name: "1"})
     with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
         async_limiter_of(Celery(broker="redis://host/1", changes={"ratelimit_store_options": {name: "1"}}))
-
-
-def test_a_number_may_be_a_text_as_in_a_url() -> None:
-    made = kwargs_of(make_app("redis://host", ratelimit_store_options={"socket_timeout": "2", "max_connections": "3"}))
-    assert made["socket_timeout"] == 2
-    with pytest.raises(ConfigurationError, match="socket_timeout='abc' cannot be"):
-        make_app("redis://host", ratelimit_store_options={"socket_timeout": "abc"})
 
 
 @pytest.mark.parametrize(
@@ -202,16 +205,6 @@ def test_value_that_would_fail_at_each_call_is_an_error(name: str, value: Any, m
         for url in ("redis://host", "redis+cluster://host", "sentinel://host?service_name=m"):
             with pytest.raises(ConfigurationError, match=says):
                 made.from_url(url, **options)
-
-
-def test_a_timeout_in_a_url_is_not_zero() -> None:
-    with pytest.raises(ConfigurationError, match="socket_timeout must be a number of seconds above 0"):
-        Limiter.from_url("redis://host?socket_timeout=0")
-
-
-def test_a_spelling_of_celerys_in_options_of_its_own() -> None:
-    conf = {"ratelimit_url": "rediss://limits", "ratelimit_store_options": {"ssl_cert_reqs": "CERT_NONE"}}
-    assert kwargs_of(make_app(**conf))["ssl_cert_reqs"] == "none"
 
 
 class Failing(UsernamePasswordCredentialProvider):

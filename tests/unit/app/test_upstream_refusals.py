@@ -82,17 +82,11 @@ def test_final_upstream_refusal_does_not_open_the_breaker(
     assert not is_open(limiter, request.node.name)
 
 
-def test_other_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("error", [TooMany, Unprintable])
+def test_other_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest, error: type[Exception]) -> None:
     task, limiter = make(refuse)
-    with pytest.raises(TooMany):
-        run(task, TooMany())
-    assert is_open(limiter, request.node.name)
-
-
-def test_unprintable_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest) -> None:
-    task, limiter = make(refuse)
-    with pytest.raises(Unprintable):
-        run(task, Unprintable())
+    with pytest.raises(error):
+        run(task, error())
     assert is_open(limiter, request.node.name)
 
 

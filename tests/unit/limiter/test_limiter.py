@@ -54,21 +54,22 @@ def test_unknown_quota_without_any_quota() -> None:
 
 
 @pytest.mark.parametrize("operation", ["acquire", "peek"])
-@pytest.mark.parametrize("cost", [0, -1, 1.5, "1", math.nan, math.inf])
-def test_invalid_cost_error_names_it(limiter: Limiter, operation: str, cost: Any) -> None:
-    with pytest.raises(ConfigurationError, match="limit 'stripe': cost="):
-        getattr(limiter, operation)("stripe", cost=cost)
-
-
-@pytest.mark.parametrize("operation", ["acquire", "peek"])
-def test_law_8_a_cost_above_the_burst_is_never_asked(limiter: Limiter, operation: str) -> None:
-    with pytest.raises(ImpossibleRequest, match="'stripe' can never grant 11"):
-        getattr(limiter, operation)("stripe", cost=11)
-
-
-def test_cost_from_arguments_has_to_be_passed(limiter: Limiter) -> None:
-    with pytest.raises(ConfigurationError, match=r"'tokens' takes its cost from a task's arguments: pass cost="):
-        limiter.acquire("tokens")
+@pytest.mark.parametrize(
+    ("name", "cost", "error", "text"),
+    [
+        *[
+            ("stripe", cost, ConfigurationError, "limit 'stripe': cost=")
+            for cost in (0, -1, 1.5, "1", math.nan, math.inf)
+        ],
+        ("stripe", 11, ImpossibleRequest, "'stripe' can never grant 11"),  # law 8
+        ("tokens", None, ConfigurationError, "'tokens' takes its cost from a task's arguments: pass cost="),
+    ],
+)
+def test_invalid_cost_is_an_error(
+    limiter: Limiter, operation: str, name: str, cost: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        getattr(limiter, operation)(name, cost=cost)
 
 
 class Scripted(Limiter):

@@ -26,29 +26,27 @@ from tests.unit.apps import make_app
 # -- URLs --------------------------------------------------------------------------------------------------------------
 
 
-def kwargs_of(url: str, **options: Any) -> dict[str, Any]:
-    return dict(client_of(url, **options).connection_pool.connection_kwargs)
+SERVER = {"host": "host", "port": 7000, "db": 2, "username": "app", "password": "p@ss"}
+SECURE = {"ssl_cert_reqs": "required", "ssl_ca_certs": "/etc/ca.pem", "kind": "SSLConnection"}
 
 
-@pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_one_server_with_a_user_and_a_password(scheme: str) -> None:
-    kwargs = kwargs_of(f"{scheme}://app:p%40ss@host:7000/2")
-    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("host", 7000, 2)
-    assert (kwargs["username"], kwargs["password"]) == ("app", "p@ss")
-
-
-@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-def test_tls(scheme: str) -> None:
-    client = client_of(f"{scheme}://host:6380/0?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs=/etc/ca.pem")
-    assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
-    kwargs = client.connection_pool.connection_kwargs
-    assert (kwargs["ssl_cert_reqs"], kwargs["ssl_ca_certs"]) == ("required", "/etc/ca.pem")
-
-
-@pytest.mark.parametrize("url", ["unix:///run/redis.sock?db=3", "redis+socket:///run/redis.sock?virtual_host=3"])
-def test_a_unix_socket(url: str) -> None:
-    kwargs = kwargs_of(url)
-    assert (kwargs["path"], kwargs["db"]) == ("/run/redis.sock", 3)
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://app:p%40ss@host:7000/2", SERVER),
+        ("valkey://app:p%40ss@host:7000/2", SERVER),
+        ("rediss://host:6380/0?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs=/etc/ca.pem", SECURE),
+        ("valkeys://host:6380/0?ssl_cert_reqs=required&ssl_ca_certs=/etc/ca.pem", SECURE),
+        ("unix:///run/redis.sock?db=3", {"path": "/run/redis.sock", "db": 3}),
+        ("redis+socket:///run/redis.sock?virtual_host=3", {"path": "/run/redis.sock", "db": 3, "virtual_host": None}),
+        ("redis://host", {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}),
+        ("redis://host?socket_timeout=2", {"socket_timeout": 2.0}),
+    ],
+)
+def test_connection_of_a_url(url: str, expected: dict[str, Any]) -> None:
+    pool = client_of(url).connection_pool
+    made = {**pool.connection_kwargs, "kind": pool.connection_class.__name__}
+    assert {name: made.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

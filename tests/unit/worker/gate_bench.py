@@ -247,7 +247,10 @@ class Bench:
         heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), waiting))
         return waiting.clear
 
-    def shutdown(self, *, wait: bool) -> None: ...
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """What this bench takes no notice of."""
+
+    shutdown = ping = request_more = forget_turns = note_coming = watch = store_is_back = _nothing
 
     def submit(self, question: Callable[[], Any]) -> Future[Any]:
         """Run a call on a thread: its reply comes ``seconds_away`` later, unless the connection is lost by then."""
@@ -274,8 +277,6 @@ class Bench:
 
         self.call_after(self.seconds_away, ask)
         return answer
-
-    def ping(self) -> None: ...
 
     def run(self, seconds: float) -> None:
         """Let ``seconds`` pass."""
@@ -453,9 +454,6 @@ class Bench:
     def configure(self, source: str, after: Callable[[], None]) -> None:
         self.after_together = after
 
-    def request_more(self, message: Any, most: int = 0) -> None:
-        pass
-
     # -- The store -------------------------------------------------------------------------------------------------
 
     def may_park(self, plan: Plan) -> bool:
@@ -463,10 +461,6 @@ class Bench:
 
     def pause_while(self, is_late: Any) -> None:
         self.is_late = is_late
-
-    def forget_turns(self, names: Any) -> None: ...
-
-    def note_coming(self, message: Any, seconds: float) -> None: ...
 
     @property
     def clock(self) -> Any:
@@ -642,14 +636,8 @@ class Bench:
             pending.request.end("parked")
         return answer
 
-    def watch(self) -> None:
-        pass
-
     def close(self) -> None:
         self.lost = False
-
-    def store_is_back(self) -> None:
-        pass
 
     # -- Invariants --------------------------------------------------------------------------------------------------
 
