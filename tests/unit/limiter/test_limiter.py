@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter, StoreUnavailable
+from celery_ratelimit import (
+    AsyncLimiter,
+    ConfigurationError,
+    Decision,
+    ImpossibleRequest,
+    Limit,
+    Limiter,
+    StoreUnavailable,
+)
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.operation import Operation, UninterruptedAcquire
 
@@ -174,6 +183,14 @@ def test_acquire_with_max_wait_none_waits_without_end() -> None:
     limiter = Scripted(answer(False, 0.0), answer(True, 0.0))
     assert limiter.acquire("stripe", max_wait=None)
     assert all(claim > 1e8 for _, _, claim in limiter.asked)
+
+
+def test_async_limiter_in_memory() -> None:
+    async def acquire() -> bool:
+        async with AsyncLimiter.from_url("memory://async-limiter") as limiter:
+            return (await limiter.acquire(Limit("1/s", name="api"))).allowed
+
+    assert asyncio.run(acquire())
 
 
 def test_empty_list_of_limits_is_an_error() -> None:

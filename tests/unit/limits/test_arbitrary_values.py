@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from celery.exceptions import WorkerShutdown
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_ratelimit import (
@@ -129,6 +129,7 @@ def test_arguments_of_limiter_methods(method: str, limits: Any, key: Any, args: 
     junk,
     junk,
 )
+@example("expire_rate", "a", 5, None, None, None)
 def test_arguments_of_admin_methods(method: str, name: Any, value: Any, key: Any, version: Any, lasts: Any) -> None:
     options = {"version": version, "for_": lasts} if method == "set_rate" else {}
     values = [] if method in ("resume", "unset_rate", "config") else [value]

@@ -93,6 +93,8 @@ def test_a_cluster_that_is_not_there_is_an_outage_and_no_bug() -> None:
     ("url", "why"),
     [
         ("redis+cluster://host:7000/3", "database 0"),
+        ("redis+cluster://host/0?max_connections=x", "max_connections cannot have that value"),
+        ("redis://host?db=x", "db cannot have that value"),
         ("redis+cluster://host:port", "not the URL"),
         ("sentinel://host:99999999/0?service_name=x", "not the URL"),
         ("rediss+sentinel://host", "begins with none of redis://"),

@@ -50,6 +50,13 @@ def test_error_in_acquire_and_in_drop_slot_fails_one_task(bench: Bench) -> None:
     assert [each.ends for each in others] == [["started"], ["started"]]
 
 
+def test_error_after_the_acknowledgement_does_not_fail_the_task(bench: Bench) -> None:
+    request = bench.receive(bench.task("plain"))
+    request.acknowledged = True
+    bench.gate.on_error(request, ZeroDivisionError("unexpected"))
+    assert request.ends == ["started"]
+
+
 @pytest.mark.parametrize("lose", [False, True])
 def test_unused_lease_is_released_while_its_task_waits_for_a_process(bench: Bench, lose: bool) -> None:
     one_with_permit(bench, "p1")
