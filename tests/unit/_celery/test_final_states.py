@@ -30,17 +30,17 @@ class Ending:
     store_errors, _already_revoked = True, False
 
     def __init__(self, id: str, states: FinalStates | None = None) -> None:
-        self.id, self.name, self.said = id, "task", list[str]()
+        self.id, self.name, self.events = id, "task", list[str]()
         self.task = Celery(set_as_current=False).task(body, name="task")
-        self.task.backend = SimpleNamespace(mark_as_revoked=lambda *_, **__: self.said.append("stored"))
+        self.task.backend = SimpleNamespace(mark_as_revoked=lambda *_, **__: self.events.append("stored"))
         self._context = Context(id=id)
         self.message = SimpleNamespace(delivery_info={}, ratelimit_final_states=states)
 
     def acknowledge(self) -> None:
-        self.said.append("acknowledged")
+        self.events.append("acknowledged")
 
     def send_event(self, name: str, **_: Any) -> None:
-        self.said.append(name)
+        self.events.append(name)
 
 
 class Loop:
@@ -79,7 +79,7 @@ class Loop:
 
     def end(self, request: Ending, store: Callable[[], object]) -> None:
         self.states.end(
-            request, lambda **_: store(), ("a step", lambda: request.said.append(request.task.request.id or ""))
+            request, lambda **_: store(), ("a step", lambda: request.events.append(request.task.request.id or ""))
         )
 
     def turn(self) -> None:
@@ -119,19 +119,19 @@ ENDED = ["1", "acknowledged"]
 def test_state_is_stored_on_a_thread_and_the_end_follows_in_the_loop(loop: Loop) -> None:
     request, threads = Ending("1"), list[int]()
     loop.end(request, lambda: threads.append(threading.get_ident()))
-    assert request.said == []
+    assert request.events == []
     loop.turn()
-    assert request.said == ENDED
+    assert request.events == ENDED
     assert threads != [threading.get_ident()]
     loop.ring(SLOW)
-    assert (request.said, loop.widened, loop.timers) == (ENDED, 0, [])
+    assert (request.events, loop.widened, loop.timers) == (ENDED, 0, [])
 
 
 def test_backend_error_is_logged_and_the_task_ends(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     request = Ending("1")
     loop.end(request, lambda: [][0])
     loop.turn()
-    assert request.said == ENDED
+    assert request.events == ENDED
     assert "Task task[1] ends, but its result backend raised IndexError" in caplog.text
 
 
@@ -142,9 +142,9 @@ def test_hanging_backend_ends_tasks_at_the_deadline(loop: Loop, hangs: Hang, cap
     hangs.begun.wait(20)
     loop.ring(SLOW)
     assert loop.widened == 2, "both have left the prefetch"
-    assert [request.said for request in requests] == [[], []]
+    assert [request.events for request in requests] == [[], []]
     loop.ring(DEADLINE)
-    assert [request.said for request in requests] == [["1", "acknowledged"], ["2", "acknowledged"]]
+    assert [request.events for request in requests] == [["1", "acknowledged"], ["2", "acknowledged"]]
     assert loop.widened == 0
     lines = [(each.levelno, each.getMessage()) for each in caplog.records]
     text = "ends, but its state is not in the result backend: it has not answered within 15 s"
@@ -166,7 +166,7 @@ def test_late_reply_changes_nothing_and_ended_tasks_are_not_stored(
     loop.end(requests[2], partial(stored.append, "3"))
     loop.turn()
     assert stored == ["3"]
-    assert requests[0].said == ENDED
+    assert requests[0].events == ENDED
     assert caplog.text.count("task[1]") == 1
 
 
@@ -180,7 +180,7 @@ def test_number_of_waiting_states_is_bounded(
     loop.now += STALLED
     for request in requests:
         loop.end(request, hangs)
-    assert [request.said for request in requests] == [[], [], [], ["3", "acknowledged"], ["4", "acknowledged"]]
+    assert [request.events for request in requests] == [[], [], [], ["3", "acknowledged"], ["4", "acknowledged"]]
     assert caplog.text.count("its state is not in the result backend: 3 others are to be stored before it") == 2
 
 
@@ -194,7 +194,7 @@ def test_slow_backend_that_answers_ends_no_task_early(loop: Loop, hangs: Hang) -
         loop.now += DEADLINE
         loop.states._busy_since = loop.now  # with the next one
         loop.ring(seconds)
-        assert ([request.said for request in requests], loop.widened) == ([[], [], []], widened)
+        assert ([request.events for request in requests], loop.widened) == ([[], [], []], widened)
 
 
 def test_stopping_worker_waits_briefly_for_states(
@@ -206,13 +206,13 @@ def test_stopping_worker_waits_briefly_for_states(
     call = loop.calls.get(timeout=20)  # the loop has ended before its turn
     loop.end(left, hangs)
     loop.states.close(stopping=True)
-    assert (stored.said, left.said) == (ENDED, []), "the message of the other one goes back"
+    assert (stored.events, left.events) == (ENDED, []), "the message of the other one goes back"
     assert [each.getMessage() for each in caplog.records] == [
         "Task task[2] ends, but its state is not in the result backend: this worker stops, and its message goes back"
     ]
     call()
     loop.ring(SLOW)
-    assert (stored.said, left.said, loop.widened) == (ENDED, [], 0)
+    assert (stored.events, left.events, loop.widened) == (ENDED, [], 0)
 
 
 def test_state_thread_ends_with_the_worker(loop: Loop) -> None:
@@ -234,7 +234,7 @@ def test_lost_connection_leaves_messages_to_the_broker(
     hangs.begun.wait(20)
     for seconds in (SLOW, DEADLINE):
         loop.ring(seconds)
-    assert (request.said, caplog.text, loop.widened) == ([], "", 0)
+    assert (request.events, caplog.text, loop.widened) == ([], "", 0)
 
 
 def test_task_ends_once(loop: Loop) -> None:
@@ -242,7 +242,7 @@ def test_task_ends_once(loop: Loop) -> None:
     for _ in range(2):
         loop.end(request, lambda: None)
     loop.turn()
-    assert request.said == ENDED
+    assert request.events == ENDED
     assert loop.calls.empty()
 
 
@@ -252,7 +252,7 @@ def test_revoked_task_is_stored_on_the_thread(loop: Loop) -> None:
     assert request._already_revoked
     assert loop.revoked == [(request.task, request._context, True)]
     loop.turn()
-    assert request.said == ["stored", "task-revoked", "acknowledged"]
+    assert request.events == ["stored", "task-revoked", "acknowledged"]
 
 
 @pytest.mark.parametrize("terminated", [False, True])
@@ -260,5 +260,5 @@ def test_terminated_task_is_stored_by_celery(loop: Loop, terminated: bool) -> No
     """It was terminated while it ran, or its message came by another consumer."""
     request: Any = Ending("1", loop.states if terminated else None)
     Request._announce_revoked(request, "revoked", terminated, None, False)
-    assert request.said == ["task-revoked", "stored", "acknowledged"]
+    assert request.events == ["task-revoked", "stored", "acknowledged"]
     assert loop.revoked == []

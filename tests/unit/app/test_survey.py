@@ -27,7 +27,7 @@ def task_of(app: Celery, name: str = "shop.charge", **options: Any) -> None:
     def charge(order_id: int) -> None: ...
 
 
-def said(app: Celery) -> str:
+def report_of(app: Celery) -> str:
     limits_of_app(app)
     return "\n".join(forgotten(app))
 
@@ -132,7 +132,7 @@ def test_the_name_of_a_quota_may_be_written_twice() -> None:
 def test_forgotten_limit_is_reported_in_one_line(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
     app = make_app(**conf)
     task_of(app, **options)
-    text = said(app)
+    text = report_of(app)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == [], text
 
@@ -140,7 +140,7 @@ def test_forgotten_limit_is_reported_in_one_line(conf: dict[str, Any], options: 
 def test_a_queue_that_other_workers_consume_is_in_order() -> None:
     app = make_app()
     task_of(app, base=RateLimitedTask, limits="5/s", overflow="later")
-    assert "overflow='later'" in said(app)
+    assert "overflow='later'" in report_of(app)
     assert forgotten(app, {"later"}) == []
 
 
@@ -162,13 +162,15 @@ class Gathered(Task):
 def test_task_with_its_own_strategy_is_reported(conf: dict[str, Any], options: dict[str, Any]) -> None:
     app = make_app(**conf)
     task_of(app, **{"base": Gathered, **options})
-    assert "task 'shop.charge' has a Strategy of its own (Gathered.Strategy), so its requests pass by the" in said(app)
+    assert "task 'shop.charge' has a Strategy of its own (Gathered.Strategy), so its requests pass by the" in report_of(
+        app
+    )
 
 
 def test_a_strategy_does_not_matter_where_nothing_is_limited() -> None:
     app = make_app()
     task_of(app, base=Gathered)
-    assert said(app) == ""
+    assert report_of(app) == ""
 
 
 def test_celery_batches_has_a_strategy_of_its_own() -> None:
@@ -176,7 +178,7 @@ def test_celery_batches_has_a_strategy_of_its_own() -> None:
     batches = pytest.importorskip("celery_batches")
     app = make_app(ratelimit_tasks={"shop.*": "2/s"})
     task_of(app, base=batches.Batches)
-    assert "has a Strategy of its own (Batches.Strategy)" in said(app)
+    assert "has a Strategy of its own (Batches.Strategy)" in report_of(app)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_lock_without_a_releasing_hook_is_reported(base: Any, options: dict[str,
     limited = type("Both", (RateLimitedMixin, base), {})
     task_of(app, base=limited, limits="1/s", **options)
     task_of(app, "shop.hooked", base=limited, limits="1/s", on_throttled_out=lambda *call: None, **options)
-    text = said(app)
+    text = report_of(app)
     assert text.count("has a lock of") == (package is not None)
     assert package is None or f"task 'shop.charge' has a lock of {package}, which stays" in text
 
@@ -208,7 +210,7 @@ def test_valid_app_has_no_report() -> None:
     )
     task_of(app, base=RateLimitedTask, limits="5/s", overflow="later", max_wait=5, page_limit=50)
     task_of(app, "shop.list", limit=50)
-    assert said(app) == ""
+    assert report_of(app) == ""
 
 
 # -- Shown -------------------------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ def test_always_exempt_limit_is_reported(key: str) -> None:
     app = make_app(ratelimit_quotas={"tenant": limit}, ratelimit_tasks={"other.*": limit})
     task_of(app, base=RateLimitedTask, limits=["tenant", Limit("5/s", key="{order_id}", missing_key="exempt")])
     task_of(app, name="other.charge")
-    (line,) = said(app).splitlines()
+    (line,) = report_of(app).splitlines()
     assert "task 'shop.charge': key=" in line
     assert line.endswith("(arguments: order_id): with missing_key='exempt' it never limits this task")
 
@@ -281,4 +283,4 @@ def test_always_exempt_limit_is_reported(key: str) -> None:
 def test_limit_always_exempt_by_the_setting_is_reported() -> None:
     app = make_app(ratelimit_missing_key="exempt")
     task_of(app, base=RateLimitedTask, limits=Limit("1/s", key="{ordre_id}"))
-    assert "it never limits this task" in said(app)
+    assert "it never limits this task" in report_of(app)

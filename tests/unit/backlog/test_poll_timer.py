@@ -21,20 +21,20 @@ PAUSE = 0.2
 
 
 class World:
-    """A clock with timers, a store that answers when it is told to, and what has been done."""
+    """A clock with timers, a store that replies on demand, and a record of the polls."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.timers: list[tuple[float, int, list[Callable[[], None]]]] = []
         self.numbers = itertools.count()
         self.use_threads = self.is_lost = False
-        self.on_its_way: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self.in_flight: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.heard: list[Any] = []
         self.begun: list[float] = []
         self.closed = 0
         self.questions: list[Callable[[], Any]] = [lambda: "due", lambda: "left"]
         self.done = True
-        self.may = True
+        self.is_allowed = True
         timers: Any = SimpleNamespace(
             call_after=self.call_after,
             call_soon_wakes_loop=True,
@@ -53,7 +53,7 @@ class World:
         self.calls.latency = latency
         self.calls._threads = self  # type: ignore[assignment]
         self.raised: list[Exception] = []
-        self.looks = PollTimer(worker, outage, self.calls, self.look, lambda: PAUSE, lambda now: self.may)
+        self.poll_timer = PollTimer(worker, outage, self.calls, self.poll, lambda: PAUSE, lambda now: self.is_allowed)
 
     # -- The worker's timers ---------------------------------------------------------------------------------------
 
@@ -74,11 +74,11 @@ class World:
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        self.on_its_way.append((call, future))
+        self.in_flight.append((call, future))
         return future
 
     def answer(self) -> None:
-        call, future = self.on_its_way.pop(0)
+        call, future = self.in_flight.pop(0)
         future.set_result(call())
 
     def contained(self, call: Callable[[], None]) -> None:
@@ -89,11 +89,11 @@ class World:
 
     def end(self) -> None:
         """With a call in flight, whose reply comes meanwhile."""
-        call, future = self.on_its_way.pop()
+        call, future = self.in_flight.pop()
         reply = call()
         self.calls._connection = object()  # as when the gate closes
         future.set_result(reply)
-        self.looks.end()
+        self.poll_timer.end()
 
     # -- The outage ------------------------------------------------------------------------------------------------
 
@@ -112,9 +112,9 @@ class World:
             self.is_lost = self.is_lost or not quietly
             return otherwise
 
-    # -- A look ----------------------------------------------------------------------------------------------------
+    # -- A poll ----------------------------------------------------------------------------------------------------
 
-    def look(self, until: float) -> Asks[bool]:
+    def poll(self, until: float) -> Asks[bool]:
         assert until == self.now + TURN
         self.begun.append(self.now)
         try:
@@ -129,7 +129,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     monkeypatch.setattr("time.monotonic", lambda: world.now)
-    world.looks.begin(PAUSE)
+    world.poll_timer.begin(PAUSE)
     return world
 
 
@@ -149,26 +149,26 @@ def test_poll_of_a_near_store_completes_at_once_and_repeats(world: World) -> Non
     world.done = False
     world.wait(PAUSE)
     world.wait(NEXT_TURN)
-    assert world.closed == 4, "there is more to do"
+    assert world.closed == 4, "more tasks are due"
 
 
 def test_poll_of_a_distant_store_returns_to_the_loop_after_each_call(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
-    assert (world.heard, len(world.on_its_way)) == ([], 1)
+    assert (world.heard, len(world.in_flight)) == ([], 1)
     world.answer()
-    assert (world.heard, len(world.on_its_way)) == (["due"], 1)
+    assert (world.heard, len(world.in_flight)) == (["due"], 1)
     world.answer()
-    assert (world.heard, world.closed, world.on_its_way) == (["due", "left"], 1, [])
+    assert (world.heard, world.closed, world.in_flight) == (["due", "left"], 1, [])
     world.wait(PAUSE)
-    assert len(world.on_its_way) == 1, "the next one"
+    assert len(world.in_flight) == 1, "the next poll"
 
 
 def test_poll_requested_during_a_poll_follows_it_once(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
-    world.looks.soon(0.01)
-    world.looks.soon(5 * PAUSE)  # it is sooner than that
+    world.poll_timer.soon(0.01)
+    world.poll_timer.soon(5 * PAUSE)  # the earlier one counts
     world.wait(5 * QUIET_POLL_INTERVAL)
     assert len(world.begun) == 1
     world.answer()
@@ -184,7 +184,7 @@ def test_poll_requested_during_a_poll_follows_it_once(world: World) -> None:
 def test_requested_poll_keeps_its_time_if_the_current_one_ends(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
-    world.looks.soon(PAUSE / 4)
+    world.poll_timer.soon(PAUSE / 4)
     world.answer()
     world.answer()
     world.wait(PAUSE / 4)
@@ -203,7 +203,7 @@ def test_poll_continues_in_the_loop_when_latency_drops(world: World) -> None:
 def test_outage_ends_a_poll_and_polling_resumes(world: World, use_threads: bool) -> None:
     world.use_threads, world.questions = use_threads, [lambda: "due", lost, lambda: "never"]
     world.wait(PAUSE)
-    while world.on_its_way:
+    while world.in_flight:
         world.answer()
     assert (world.heard, world.closed, world.is_lost) == (["due"], 1, True)
     world.wait(5 * PAUSE)
@@ -233,9 +233,9 @@ def test_end_publishes_returned_tasks_and_stops_polling(world: World) -> None:
     world.use_threads, world.questions = True, [lambda: "left", lambda: "never"]
     world.wait(PAUSE)
     world.end()
-    assert (world.heard, world.closed, world.on_its_way) == (["left"], 1, [])
-    assert not world.looks.is_running
-    world.looks.soon(0.0)
+    assert (world.heard, world.closed, world.in_flight) == (["left"], 1, [])
+    assert not world.poll_timer.is_running
+    world.poll_timer.soon(0.0)
     world.wait(5 * QUIET_POLL_INTERVAL)
     assert len(world.begun) == 1
 
@@ -246,17 +246,17 @@ def test_end_succeeds_if_the_last_call_fails(world: World, question: Callable[[]
     world.wait(PAUSE)
     world.end()
     assert (world.heard, world.closed) == ([], 1)
-    world.looks.begin(PAUSE)  # the worker has connected anew
+    world.poll_timer.begin(PAUSE)  # the worker has connected anew
     world.questions = []
     world.wait(PAUSE)
     assert world.closed == 2
 
 
 def test_no_poll_while_polling_is_not_allowed(world: World) -> None:
-    world.may = False
+    world.is_allowed = False
     world.wait(5 * PAUSE)
     assert world.begun == []
-    world.may = True
+    world.is_allowed = True
     world.wait(PAUSE)
     assert len(world.begun) == 1
 

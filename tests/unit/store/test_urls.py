@@ -61,7 +61,7 @@ def urls(draw: Callable[..., Any]) -> str:
     )
 
 
-def told(call: Callable[[], Any]) -> str:
+def shown_by(call: Callable[[], Any]) -> str:
     """The text that a caller sees: the result, or an error with its causes."""
     try:
         return repr(call())
@@ -99,7 +99,7 @@ def start_app(url: str) -> Any:
 @pytest.mark.parametrize("call", [acquire, acquire_async, start_app])
 @given(url=urls())
 def test_no_error_has_a_secret(call: Callable[[str], Any], url: str) -> None:
-    assert SECRET not in told(lambda: call(url)), url
+    assert SECRET not in shown_by(lambda: call(url)), url
 
 
 @pytest.mark.parametrize("character", ["/", "#", "?"])

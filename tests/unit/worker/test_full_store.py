@@ -35,7 +35,7 @@ def test_throttled_task_waits_in_the_worker(bench: Bench, behind_parked_tasks: b
 
 @pytest.mark.parametrize("full", [False, True])
 def test_more_messages_are_requested_only_to_be_parked(bench: Bench, *, full: bool) -> None:
-    """Else they would wait here, and no other worker could start them."""
+    """Else they would wait here, where no other worker can start them."""
     more: list[Any] = []
     bench.request_more = lambda message, most=0: more.append(message)  # type: ignore[method-assign]
     bench.has_parked_tasks, bench.is_full, bench.tats["r1"] = True, full, bench.now + 5.0
@@ -58,7 +58,7 @@ def test_tasks_refused_by_a_full_store_wait_in_the_worker(bench: Bench) -> None:
 
 
 def test_possibly_parked_task_is_parked_again(bench: Bench) -> None:
-    """The reply to the first call was lost: it must not start beside its parked copy. Alone it is not refused."""
+    """The reply to the first park call was lost: the task must not start beside its parked copy."""
     bench.has_parked_tasks, bench.on_step["park"] = True, [StoreUnavailable("no answer")]
     requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
     bench.on_step["park"] = [FULL]
@@ -68,7 +68,7 @@ def test_possibly_parked_task_is_parked_again(bench: Bench) -> None:
 
 
 def test_returning_task_is_parked_again(bench: Bench) -> None:
-    """It has only just left its place."""
+    """It has left the backlog a moment ago."""
     bench.tats["r1"], bench.is_full = bench.now + 5.0, True
     request = bench.receive(bench.task("retry", "r1"), returned=True)
     assert request.ends == ["parked"]
@@ -83,7 +83,7 @@ def test_task_with_throttle_fail_fails(bench: Bench) -> None:
 
 
 class Store:
-    """A store, as a backlog tells of it."""
+    """The memory of a store, as a backlog reports it."""
 
     used, most = 0, 0
     asked = 0

@@ -26,7 +26,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def reply_is_lost(bench: Bench) -> Callable[[], None]:
-    """From now on the store decides, and its answer does not arrive; until the result is called."""
+    """Lose the replies of acquire calls from now on, until the result is called."""
     decide = bench.release_and_acquire
 
     def lose(*args: Any) -> Any:
@@ -47,7 +47,7 @@ def test_redelivered_copy_has_its_own_lease(bench: Bench) -> None:
     third = bench.receive(task, "task")
     assert third.ends == [], "two run"
     bench.finish()
-    assert len(bench.leases_of["p1"]) == 2, "the lease of the first run is the third's"
+    assert len(bench.leases_of["p1"]) == 2, "the third run has the lease of the first"
     assert third.ends == ["started"]
     bench.finish()
     bench.finish()
@@ -88,7 +88,7 @@ def test_run_ids_are_unique() -> None:
 
 
 class Store:
-    """Notes what is released at once."""
+    """Notes the leases of each release call."""
 
     def __init__(self) -> None:
         self.released: list[list[str]] = []
@@ -156,7 +156,7 @@ def test_renewal_interval_follows_the_shortest_held_lease(store: Store, monkeypa
     pauses, goes_on = queue.Queue[float](), queue.Queue[bool]()
 
     class Wakeup(threading.Event):
-        """Goes on when the test says so."""
+        """Continues when the test says so."""
 
         def wait(self, timeout: float | None = None) -> bool:
             assert timeout is not None

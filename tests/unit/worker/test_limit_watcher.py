@@ -14,7 +14,7 @@ from celery_ratelimit.worker.limit_watcher import POLL_INTERVAL, LimitWatcher
 
 
 class World:
-    """A store that says what is stored, a timer, and the order in which they are asked."""
+    """A store with one stored value, a timer, and the order of their calls."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -54,7 +54,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def changes(world: World) -> LimitWatcher:
+def watcher(world: World) -> LimitWatcher:
     class Outage:
         def ask(self, question: Any, otherwise: Any, *, quietly: bool = False) -> Any:
             return question()
@@ -71,17 +71,17 @@ def changes(world: World) -> LimitWatcher:
     return LimitWatcher(worker, asker, limits, Outage(), store_calls, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
 
 
-def test_next_poll_is_scheduled_after_the_reply(world: World, changes: LimitWatcher) -> None:
-    """Else a store that hangs for as long as the pause leaves the worker's loop no time for anything else."""
-    changes.watch()
+def test_next_poll_is_scheduled_after_the_reply(world: World, watcher: LimitWatcher) -> None:
+    """Else a hanging store would leave no time to the loop."""
+    watcher.watch()
     world.steps.clear()
     for _ in range(3):
         world.ring()
     assert world.steps == ["read", "timer"] * 3
 
 
-def test_polling_continues_after_an_error(world: World, changes: LimitWatcher) -> None:
-    changes.watch()
+def test_polling_continues_after_an_error(world: World, watcher: LimitWatcher) -> None:
+    watcher.watch()
     world.during_read = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
         world.ring()
@@ -90,33 +90,33 @@ def test_polling_continues_after_an_error(world: World, changes: LimitWatcher) -
     assert world.waiting is not None
 
 
-def test_closing_during_a_poll_ends_polling(world: World, changes: LimitWatcher) -> None:
-    """A greenlet may close it, or open it anew."""
-    changes.watch()
-    world.during_read = changes.close
+def test_closing_during_a_poll_ends_polling(world: World, watcher: LimitWatcher) -> None:
+    """A greenlet may close the watcher, and start it again."""
+    watcher.watch()
+    world.during_read = watcher.close
     world.ring()
     assert world.waiting is None
     world.during_read = lambda: None
-    changes.watch()
+    watcher.watch()
     assert world.waiting is not None
 
 
-def test_poll_of_a_distant_store_does_not_block_the_loop(world: World, changes: LimitWatcher) -> None:
+def test_poll_of_a_distant_store_does_not_block_the_loop(world: World, watcher: LimitWatcher) -> None:
     changed: list[set[str]] = []
-    changes._on_change = changed.append
-    changes.watch()
-    store_calls: Any = changes._store_calls
+    watcher._on_change = changed.append
+    watcher.watch()
+    store_calls: Any = watcher._store_calls
     sent: list[Any] = []
     store_calls.submit = lambda call, on_reply: sent.append((call, on_reply))
     world.steps.clear()
     world.ring()
-    assert (world.steps, world.waiting) == ([], None), "the next look follows the answer"
+    assert (world.steps, world.waiting) == ([], None), "the next poll follows the reply"
     question, done = sent.pop()
     world.stored = "20/s"
     done(reply_to(question))
     assert (world.steps, changed) == (["read", "timer"], [{"api"}])
     world.ring()
-    changes.close()
+    watcher.close()
     assert (len(sent), world.waiting) == (1, None)
-    changes.watch()  # the worker has connected anew: the answer of before is not heard
+    watcher.watch()  # the worker has reconnected: the earlier reply is ignored
     assert world.waiting is not None

@@ -37,7 +37,7 @@ def lose_reply(bench: Bench, number: int) -> list[Request]:
 def test_possibly_parked_requests_are_held_until_the_store_answers(
     monkeypatch: pytest.MonkeyPatch, choice: str, seconds_away: float
 ) -> None:
-    """They may be parked: none of them starts, and none is given up."""
+    """They may be parked: no request starts or is given up."""
     bench = Bench(monkeypatch, choice, processes=4, seconds_away=seconds_away)
     bench.has_parked_tasks = True
     requests = lose_reply(bench, 3)
@@ -71,7 +71,7 @@ def test_flush_runs_at_most_ten_times_a_second(bench: Bench) -> None:
 
 
 def test_after_two_lost_replies_requests_are_parked_one_by_one(bench: Bench) -> None:
-    """Then each is parked alone: it may be one of them that is too much for the store."""
+    """A single request may be too large for the store."""
     requests = lose_reply(bench, 2)
     for _ in range(2):
         bench.on_step["park"] = [NO_ANSWER]
@@ -120,7 +120,7 @@ def test_lost_connection_ends_held_requests(bench: Bench, during_the_repeat: boo
 
 
 def test_misconfigured_store_sends_requests_back(bench: Bench) -> None:
-    """It has answered, and would answer the same in a moment."""
+    """A repeated call would fail alike."""
     bench.on_step["park"] = [StoreMisconfigured("no rights")]
     requests = bench.receive_batch([bench.task("retry", "r1")] * 2)
     assert ends(requests) == ["sent back", "sent back"]

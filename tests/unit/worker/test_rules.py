@@ -68,7 +68,7 @@ def pending(
     return PendingRequest(request, queue, plan, demands, 0, since, until, slot, slot, not_before, reserved_for)
 
 
-def said(wait: float = 0.0, *, allowed: bool = False, full: bool = False, binding: str | None = "rate") -> Decision:
+def reply(wait: float = 0.0, *, allowed: bool = False, full: bool = False, binding: str | None = "rate") -> Decision:
     states = (LimitState("rate", "", 1, 0, 0.1, 0.1),)
     return Decision(allowed, 1, 0, wait, 0.1, binding, states, full, "1", 77, (RATE,))
 
@@ -81,7 +81,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
 
 
 @pytest.mark.parametrize(
-    ("request_", "its_line", "lot", "may_start", "action"),
+    ("request_", "queue", "lot", "may_start", "action"),
     [
         (pending(), limit_queue(), None, True, Acquire(for_permit=True)),
         (pending(until=NOW), limit_queue(), None, True, Republish(0.0, RATE)),  # before the broker takes it for lost
@@ -125,13 +125,13 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
     ],
 )
 def test_before_acquire(
-    request_: PendingRequest, its_line: LimitQueue, lot: LimitRequest | None, may_start: bool, action: Action
+    request_: PendingRequest, queue: LimitQueue, lot: LimitRequest | None, may_start: bool, action: Action
 ) -> None:
-    assert before_acquire(request_, its_line, NOW, lot=lot, may_start=may_start) == action
+    assert before_acquire(request_, queue, NOW, lot=lot, may_start=may_start) == action
 
 
 @pytest.mark.parametrize(
-    ("request_", "its_line", "action"),
+    ("request_", "queue", "action"),
     [
         (pending(), limit_queue(), BlockQueue(None)),  # it could have started at once
         (pending(), limit_queue(is_open=False, closed=NOW - 5), BlockQueue(None)),
@@ -149,13 +149,13 @@ def test_before_acquire(
     ],
 )
 def test_new_request_without_a_process_is_parked_if_its_limit_is_closed_for_long(
-    request_: PendingRequest, its_line: LimitQueue, action: Action
+    request_: PendingRequest, queue: LimitQueue, action: Action
 ) -> None:
-    assert before_acquire(request_, its_line, NOW, lot=None, may_start=False, parks=True) == action
+    assert before_acquire(request_, queue, NOW, lot=None, may_start=False, parks=True) == action
 
 
 @pytest.mark.parametrize(
-    ("request_", "its_line", "may_start", "action"),
+    ("request_", "queue", "may_start", "action"),
     [
         (pending(slot=True), limit_queue(), False, Republish(0.0)),
         (pending(slot=True), limit_queue(next_acquire=NOW + 1), False, Republish(0.0)),
@@ -167,12 +167,12 @@ def test_new_request_without_a_process_is_parked_if_its_limit_is_closed_for_long
     ],
 )
 def test_before_acquire_in_a_saturated_worker(
-    request_: PendingRequest, its_line: LimitQueue, may_start: bool, action: Action
+    request_: PendingRequest, queue: LimitQueue, may_start: bool, action: Action
 ) -> None:
-    said = before_acquire(request_, its_line, NOW, lot=None, may_start=may_start, leaves=True)
-    if isinstance(action, Republish) and isinstance(said, Republish):
-        said = Republish(round(said.wait, 6), said.demand)
-    assert said == action
+    action_now = before_acquire(request_, queue, NOW, lot=None, may_start=may_start, leaves=True)
+    if isinstance(action, Republish) and isinstance(action_now, Republish):
+        action_now = Republish(round(action_now.wait, 6), action_now.demand)
+    assert action_now == action
 
 
 @pytest.mark.parametrize(
@@ -224,47 +224,59 @@ def test_reservation_window(request_: PendingRequest, parks: bool, seconds: floa
     ],
 )
 def test_granted(wait: float, is_idle: bool, action: Action) -> None:
-    assert granted(said(wait, allowed=True), NOW, is_idle=is_idle) == action
+    assert granted(reply(wait, allowed=True), NOW, is_idle=is_idle) == action
 
 
 @pytest.mark.parametrize(
     ("request_", "decision", "for_permit", "parks", "action"),
     [
         # It is a little early: in the worker.
-        (pending(), said(0.02), True, True, RetryAt(NOW + LEAST_PAUSE, has_reservation=True)),
-        (pending(inline=0.1), said(0.1), True, True, RetryAt(NOW + 0.1 - EARLY, has_reservation=True)),
-        (pending(inline=0.1), said(0.1), False, True, RetryAt(None, has_reservation=True)),  # when a process is free
-        (pending(slot=True), said(RETURN_HOLD), True, True, RetryAt(NOW + RETURN_HOLD - EARLY, has_reservation=True)),
-        (pending("wait"), said(0.02), True, False, RetryAt(NOW + LEAST_PAUSE, has_reservation=False)),
-        (pending("wait", slot=True), said(0.5), True, False, RetryAt(NOW + 0.5 - EARLY, has_reservation=True)),
-        (pending("drop"), said(0.02), True, False, RetryAt(NOW + LEAST_PAUSE, has_reservation=False)),
-        (pending(), said(0.0), False, True, BlockQueue(None)),  # a permit was there: it waits for a process
+        (pending(), reply(0.02), True, True, RetryAt(NOW + LEAST_PAUSE, has_reservation=True)),
+        (pending(inline=0.1), reply(0.1), True, True, RetryAt(NOW + 0.1 - EARLY, has_reservation=True)),
+        (pending(inline=0.1), reply(0.1), False, True, RetryAt(None, has_reservation=True)),  # when a process is free
+        (
+            pending(slot=True),
+            reply(RETURN_HOLD),
+            True,
+            True,
+            RetryAt(NOW + RETURN_HOLD - EARLY, has_reservation=True),
+        ),
+        (pending("wait"), reply(0.02), True, False, RetryAt(NOW + LEAST_PAUSE, has_reservation=False)),
+        (pending("wait", slot=True), reply(0.5), True, False, RetryAt(NOW + 0.5 - EARLY, has_reservation=True)),
+        (pending("drop"), reply(0.02), True, False, RetryAt(NOW + LEAST_PAUSE, has_reservation=False)),
+        (pending(), reply(0.0), False, True, BlockQueue(None)),  # a permit was there: it waits for a process
         # Its turn is far away.
-        (pending(), said(0.021), True, True, Park(RATE, 0.021, since=77)),
-        (pending(slot=True), said(RETURN_HOLD + 0.001), True, True, Park(RATE, RETURN_HOLD + 0.001, since=77)),
-        (pending(), said(5.0), True, False, Republish(5.0, RATE)),
-        (pending("wait"), said(5.0), True, False, BlockQueue(NOW + 5 - EARLY, RATE, 5.0)),
-        (pending("wait"), said(0.021), True, False, BlockQueue(NOW + LEAST_PAUSE, RATE, 0.021)),
-        (pending("wait"), said(LONGEST), True, False, BlockQueue(NOW + LONGEST - EARLY, RATE, LONGEST)),
-        (pending("wait"), said(LONGEST + 1), True, False, Republish(LONGEST + 1, RATE)),
-        (pending("wait", demands=(PLACE, RATE)), said(5.0), True, False, BlockQueue(NOW + 0.25, RATE, 5.0)),
-        (pending(demands=(PLACE, RATE)), said(5.0, binding=None), True, True, Park(PLACE, 5.0, since=77)),
-        (pending("drop"), said(0.021), True, False, GiveUp("drop", RATE, 0.021)),
-        (pending("fail"), said(0.021), True, False, GiveUp("fail", RATE, 0.021)),
+        (pending(), reply(0.021), True, True, Park(RATE, 0.021, since=77)),
+        (pending(slot=True), reply(RETURN_HOLD + 0.001), True, True, Park(RATE, RETURN_HOLD + 0.001, since=77)),
+        (pending(), reply(5.0), True, False, Republish(5.0, RATE)),
+        (pending("wait"), reply(5.0), True, False, BlockQueue(NOW + 5 - EARLY, RATE, 5.0)),
+        (pending("wait"), reply(0.021), True, False, BlockQueue(NOW + LEAST_PAUSE, RATE, 0.021)),
+        (pending("wait"), reply(LONGEST), True, False, BlockQueue(NOW + LONGEST - EARLY, RATE, LONGEST)),
+        (pending("wait"), reply(LONGEST + 1), True, False, Republish(LONGEST + 1, RATE)),
+        (pending("wait", demands=(PLACE, RATE)), reply(5.0), True, False, BlockQueue(NOW + 0.25, RATE, 5.0)),
+        (pending(demands=(PLACE, RATE)), reply(5.0, binding=None), True, True, Park(PLACE, 5.0, since=77)),
+        (pending("drop"), reply(0.021), True, False, GiveUp("drop", RATE, 0.021)),
+        (pending("fail"), reply(0.021), True, False, GiveUp("fail", RATE, 0.021)),
         # Too far away for it.
-        (pending(max_wait=5.0), said(5.0), True, True, Park(RATE, 5.0, since=77)),
-        (pending(max_wait=5.0), said(5.001), True, True, GiveUp("fail", RATE, 5.001)),
-        (pending(max_wait=5.0, overflow="drop", since=NOW - 3), said(2.5), True, True, GiveUp("drop", RATE, 2.5)),
-        (pending("wait", max_wait=5.0, overflow="later"), said(6.0), True, False, GiveUp("later", RATE, 6.0)),
-        (pending(max_wait=0.01), said(0.015), True, True, GiveUp("fail", RATE, 0.015)),  # also what would be held here
+        (pending(max_wait=5.0), reply(5.0), True, True, Park(RATE, 5.0, since=77)),
+        (pending(max_wait=5.0), reply(5.001), True, True, GiveUp("fail", RATE, 5.001)),
+        (pending(max_wait=5.0, overflow="drop", since=NOW - 3), reply(2.5), True, True, GiveUp("drop", RATE, 2.5)),
+        (pending("wait", max_wait=5.0, overflow="later"), reply(6.0), True, False, GiveUp("later", RATE, 6.0)),
+        (
+            pending(max_wait=0.01),
+            reply(0.015),
+            True,
+            True,
+            GiveUp("fail", RATE, 0.015),
+        ),  # also what would be held here
         # Without max_wait no task is given up, also while its limit is paused without an end: that is 1e9 seconds.
-        (pending(slot=True, since=NOW - 3), said(1e9 - 0.3), True, True, Park(RATE, 1e9 - 0.3, since=77)),
-        (pending(since=NOW - 3), said(1e9), True, False, Republish(1e9, RATE)),
-        (pending("wait", since=NOW - 3), said(1e9 - 0.3), True, False, Republish(1e9 - 0.3, RATE)),
+        (pending(slot=True, since=NOW - 3), reply(1e9 - 0.3), True, True, Park(RATE, 1e9 - 0.3, since=77)),
+        (pending(since=NOW - 3), reply(1e9), True, False, Republish(1e9, RATE)),
+        (pending("wait", since=NOW - 3), reply(1e9 - 0.3), True, False, Republish(1e9 - 0.3, RATE)),
         # No room to wait.
-        (pending(), said(0.5, full=True), True, False, GiveUp("fail", RATE, 0.5, queue_full=True)),
-        (pending(overflow="later", queue="later"), said(0.5, full=True), True, False, Republish(0.5, RATE)),
-        (pending("drop"), said(0.5, full=True), True, False, GiveUp("drop", RATE, 0.5)),
+        (pending(), reply(0.5, full=True), True, False, GiveUp("fail", RATE, 0.5, queue_full=True)),
+        (pending(overflow="later", queue="later"), reply(0.5, full=True), True, False, Republish(0.5, RATE)),
+        (pending("drop"), reply(0.5, full=True), True, False, GiveUp("drop", RATE, 0.5)),
     ],
 )
 def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool, parks: bool, action: Action) -> None:
@@ -292,8 +304,8 @@ def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool,
 def test_rules_without_the_store(
     choice: str, request_: PendingRequest, may_start: bool, wait: float, action: Action
 ) -> None:
-    said = without_store(choice, request_, NOW, ERROR, may_start=may_start, wait=wait, pause=3.0)
-    assert said == action
+    action_now = without_store(choice, request_, NOW, ERROR, may_start=may_start, wait=wait, pause=3.0)
+    assert action_now == action
 
 
 # -- Its time ----------------------------------------------------------------------------------------------------------

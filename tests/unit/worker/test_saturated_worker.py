@@ -51,7 +51,7 @@ def test_returning_task_is_sent_back_to_other_workers(bench: Bench) -> None:
 
 
 def test_returning_task_is_kept_until_the_broker_confirms_the_pause(bench: Bench) -> None:
-    """It would come back at once, to be sent back again."""
+    """Else the broker would deliver it here again."""
     bench.pauses_late = True
     fill(bench)
     bench.receive(bench.task("wait", "r1"), via_return_queue=True)  # has a permit
@@ -112,7 +112,7 @@ def test_freed_process_is_offered_to_returning_tasks_first(bench: Bench, returns
 
 
 def test_worker_that_keeps_its_only_process_returns_long_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other workers have free processes, and would get them only after the brief ones."""
+    """Other workers have free processes for them."""
     bench = Bench(monkeypatch, processes=1)
     bench.keeps_only_process = True
     brief, retry, wait = bench.task("retry", "r1"), bench.task("retry", "r2"), bench.task("wait", "r3")
