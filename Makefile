@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check test-all celery-suite bench lint clean
+.PHONY: demo test check test-all celery-suite fuzz bench lint clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -30,6 +30,10 @@ check: $(STAMP) lint
 
 celery-suite: $(STAMP)
 	$(BIN)/python -m tests.outside $(SUITE)
+
+# Random fleets against the laws, for so many seconds; SEED=… runs one of them again.
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.fuzz SECONDS=$(SECONDS) SEED=$(SEED)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

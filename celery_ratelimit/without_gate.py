@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
 
-from ._celery import PERMIT, ReturnToBacklog, requests
+from ._celery import HOLD_SHARE, PERMIT, ReturnToBacklog, requests, visibility_timeouts_of
 from ._celery.message_fields import priority_of
 from ._celery.saved_message import THROTTLES_HEADER, upstream_throttles_in
 from .app.kept import kept
@@ -138,6 +138,8 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
     report = ThrottleReport("returned", wait, demand, stored=stored)
     if isinstance(action, GiveUp):
         report = replace(report, queue_full=action.queue_full).given_up(action.how, call.plan.policy)
+    else:
+        report = replace(report, retry_after=min(wait, _longest_countdown(task.app)))
     _count(task, call.queue, report.what, call.demands, demand.name)
     _end_run(task, report)
 
@@ -177,6 +179,12 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
             **({"countdown": report.retry_after} if report.to is None else {"queue": report.to}),
         ).apply_async()
     raise Ignore
+
+
+def _longest_countdown(app: Any) -> float:
+    """Seconds: on a longer countdown the broker would deliver the message a second time."""
+    longest: float = kept(app, "longest countdown", lambda: HOLD_SHARE * min(visibility_timeouts_of(app)))
+    return longest
 
 
 def _headers(request: Any) -> dict[str, Any]:

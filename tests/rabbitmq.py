@@ -117,7 +117,7 @@ class RabbitMQ:
         """Run ``rabbitmqctl`` on the node."""
         subprocess.run([f"{_WRAPPED}/rabbitmqctl", *command], env=self._environment(), check=True, timeout=60)
 
-    def start(self, timeout: float = 90.0) -> None:
+    def start(self, timeout: float = 240.0) -> None:
         """Start the node and return when it takes connections; RuntimeError with its log if it does not."""
         server = find_server()
         if server is None:

@@ -48,8 +48,15 @@ def return_if_refused(task: Any, error: Exception) -> None:
     if permit is None or refusal is None:
         return
     plan = plan_of(task, permit["queue"])
-    demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
-    if plan is None or not demands:
+    if plan is None:
+        return
+    try:
+        demands = plan.demands(request.args, request.kwargs)
+    except Exception:  # the body has changed the arguments in which keys are found; the worker has them as they came
+        if "in_task" in permit or plan.policy.throttle == "fail":
+            return
+        demands = tuple(LimitRequest(limit, str(limit.name)) for limit in plan.limits)
+    if not demands:
         return
     demand = _demand_of(task, demands, refusal)
     if demand.name not in permit.get("shadow", ()):

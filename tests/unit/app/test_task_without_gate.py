@@ -49,6 +49,17 @@ def run(task: Any, index: int = 0, queue: str = "celery") -> Any:
     return "runs"
 
 
+@pytest.mark.parametrize(("visibility", "countdown"), [(100, 40), (None, 720)])
+def test_no_countdown_is_so_long_that_the_broker_delivers_the_message_again(
+    make: Callable[..., Any], visibility: float | None, countdown: float
+) -> None:
+    task = make("1/h", {})
+    if visibility is not None:
+        task.app.conf.broker_transport_options = {"visibility_timeout": visibility}
+    assert run(task, 1) == "runs"
+    assert run(task, 2) == {"countdown": pytest.approx(countdown)}
+
+
 @pytest.mark.parametrize(
     ("options", "outcome"),
     [

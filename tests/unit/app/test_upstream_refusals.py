@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
+from celery_ratelimit._celery import PERMIT, ReturnToBacklog
 from celery_ratelimit.app import outcomes
 
 Make = Callable[..., tuple[Any, Limiter]]
@@ -31,7 +32,9 @@ def make(request: pytest.FixtureRequest) -> Make:
     def make_task(body: Callable[..., Any], key: str | None = None, **options: Any) -> tuple[Any, Limiter]:
         app = Celery("a", broker="memory://", set_as_current=False)
         app.conf.ratelimit_url = "memory://"
-        limit = Limit("1000/s", burst=1000, name=request.node.name, key=key, breaker=Breaker(open_after=1))
+        limit = Limit(
+            "1000/s", burst=1000, name=options.pop("limit", request.node.name), key=key, breaker=Breaker(open_after=1)
+        )
         return app.task(base=RateLimitedTask, limits=limit, **options)(body), Limiter.from_app(app)
 
     return make_task
@@ -94,6 +97,24 @@ def test_a_task_that_changes_its_arguments_succeeds(make: Make, caplog: pytest.L
     task, _ = make(take, key="{order[account]}")
     assert run(task, {"account": "a"}) == "a"
     assert "is not told to its breakers" in caplog.text
+
+
+def take_and_be_refused(order: dict[str, str]) -> None:
+    raise UpstreamThrottled(0.01, "upstream") from TooMany(order.pop("account"))
+
+
+def test_refused_task_with_changed_arguments_goes_back(make: Make) -> None:
+    task, _ = make(take_and_be_refused, key="{order[account]}", limit="upstream")
+    permit = {"worker": "w", "queue": "celery", "id": "1", "granted_at": 1}
+    order = {"account": "a"}
+    delivery = {"delivery_info": {PERMIT: permit}, "hostname": "w"}
+    task.push_request(id="1", args=[order], kwargs={}, called_directly=False, **delivery)
+    with pytest.raises(ReturnToBacklog) as raised:
+        task.run(order)
+    assert raised.value.limit == "upstream"
+    task.pop_request()
+    with pytest.raises(UpstreamThrottled):  # its key is unknown in a worker without the gate
+        run(task, {"account": "a"})
 
 
 def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
