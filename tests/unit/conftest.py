@@ -1,4 +1,4 @@
-"""How long Hypothesis looks: as in ``tests/lua``, the same examples every time."""
+"""Hypothesis profiles, as in ``tests/lua``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from responses: recorded headers, each client's responses, and headers of every malformed kind."""
+"""Feedback of upstreams: recorded responses, responses of each client, malformed headers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import random
 from email.utils import formatdate
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,20 +20,44 @@ from hypothesis import strategies as st
 from celery_ratelimit import ConfigurationError, UpstreamThrottled
 from celery_ratelimit.feedback import Feedback, read_headers, read_response
 
-from .feedback_headers import RESPONSES, Recorded
-
 NOW = 1_767_225_600.0
 HEADERS = {"Retry-After": "7", "X-RateLimit-Remaining": "3"}
 SAID = Feedback(retry_after=7.0, remaining=3, status=429)
 
 
+class Recorded:
+    """One response of ``recorded_responses.txt``."""
+
+    def __init__(self, text: str) -> None:
+        self.name, _, status, *lines = [line.strip() for line in text.splitlines()]
+        code, _, now = status.partition(" ")
+        self.status, self.now = int(code), float(now or NOW)
+        headers = [line.partition(":") for line in lines if not line.startswith("->")]
+        self.headers = [(name, value.strip()) for name, _, value in headers]
+        self.feedback: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            if line.startswith("->"):
+                _, unit, *fields = line.split()
+                pairs = [field.split("=") for field in fields]
+                self.feedback[unit] = {
+                    name: True if value == "true" else pytest.approx(float(value)) for name, value in pairs
+                }
+
+
+RECORDED = (Path(__file__).parent / "recorded_responses.txt").read_text()
+RESPONSES = [Recorded(text) for text in RECORDED.strip().split("\n\n")[1:]]
+
+
 @pytest.mark.parametrize("recorded", RESPONSES, ids=lambda recorded: recorded.name)
-def test_what_real_upstreams_say(recorded: Recorded) -> None:
-    response = SimpleNamespace(headers=recorded.pairs(), status_code=recorded.status)
-    for unit, says in recorded.says.items():
+def test_recorded_responses_are_read(recorded: Recorded) -> None:
+    response = SimpleNamespace(headers=recorded.headers, status_code=recorded.status)
+    assert recorded.feedback
+    for unit, fields in recorded.feedback.items():
+        expected = dict(fields)
+        pause = expected.pop("pause", None)
         found = read_response(response, recorded.now, unit=unit)
-        assert found == Feedback(status=recorded.status, **says), unit
-        assert found.pause == recorded.pause.get(unit), unit
+        assert found == Feedback(status=recorded.status, **expected), unit
+        assert found.pause == pause, unit
 
 
 @pytest.mark.parametrize(
@@ -67,12 +92,12 @@ def test_what_real_upstreams_say(recorded: Recorded) -> None:
         ],
     ],
 )
-def test_times(text: str, seconds: float | None) -> None:
+def test_times_in_headers(text: str, seconds: float | None) -> None:
     found = read_headers({"X-RateLimit-Reset": text}, NOW).reset_after
     assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-4))
 
 
-def test_the_upstreams_own_date_goes_before_a_clock_that_is_wrong() -> None:
+def test_date_header_overrides_the_local_clock() -> None:
     headers = {"date": "Thu, 01 Jan 2026 00:00:00 GMT", "retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}
     assert read_headers(headers, NOW + 86400).retry_after == 30.0
     assert read_headers({**headers, "date": "?"}, NOW + 20).retry_after == 10.0
@@ -94,14 +119,14 @@ def test_a_quota_with_nothing_left_is_waited_for_unless_it_refills() -> None:
     assert read_headers({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0"}, NOW) == Feedback(), "it is renewed"
 
 
-def test_of_several_quotas_the_one_counts_that_has_least_left() -> None:
+def test_tightest_of_several_quotas_counts() -> None:
     headers = {"RateLimit": '"a";r=1;t=5, "b";r=9;t=50', "X-RateLimit-Remaining": "4", "X-RateLimit-Reset": "500"}
     assert read_headers(headers, NOW) == Feedback(remaining=1, reset_after=5.0)
     assert read_headers({**headers, "X-RateLimit-Remaining": "1"}, NOW) == Feedback(remaining=1, reset_after=500.0)
     assert read_headers({**headers, "X-RateLimit-Remaining": "?"}, NOW) == Feedback(remaining=1, reset_after=5.0)
 
 
-def test_longer_times_are_cut() -> None:
+def test_times_are_capped() -> None:
     ten_years = {"retry-after": "315360000", "x-ratelimit-reset": "315360000"}
     assert read_headers(ten_years, NOW) == Feedback(retry_after=3600.0, reset_after=3600.0)
     assert read_headers(ten_years, NOW, max_pause=60) == Feedback(retry_after=60, reset_after=60)
@@ -151,15 +176,15 @@ def test_an_error_of_another_kind_is_no_refusal() -> None:
 
 
 @pytest.mark.parametrize("response", [None, 429, {}, requests.ConnectionError(), ValueError("no")])
-def test_what_has_no_headers_is_an_error(response: Any) -> None:
+def test_object_without_headers_is_an_error(response: Any) -> None:
     with pytest.raises(ConfigurationError, match="has no headers: pass a response"):
         read_response(response, NOW)
 
 
 # -- Malformed and hostile ---------------------------------------------------------------------------------------------
 
-NAMES = sorted({name.lower() for recorded in RESPONSES for name, _ in recorded.pairs()})
-VALUES = sorted({value for recorded in RESPONSES for _, value in recorded.pairs()})
+NAMES = sorted({name.lower() for recorded in RESPONSES for name, _ in recorded.headers})
+VALUES = sorted({value for recorded in RESPONSES for _, value in recorded.headers})
 ODD = [
     *("", "-1", "0", "-0", "1e999", "inf", "nan", "9" * 400, "-" + "9" * 400, "0x7f", "1_000", "٣٤", "\0", "\r\nx: 1"),
     *('"', '"' * 99, ";" * 99, "," * 99, '"a";r', '"a";r=;t=', '"a";r=-5;t=9', '"\\', "limit=,remaining=-1", "=;=,="),
@@ -178,12 +203,12 @@ def check(found: Feedback, max_pause: float) -> None:
     assert not any(isinstance(each, float) and math.isnan(each) for each in (found.retry_after, found.reset_after))
 
 
-def test_ten_thousand_malformed_headers_raise_nothing_and_stay_within_bounds() -> None:
+def test_malformed_headers_stay_within_bounds() -> None:
     chance = random.Random(36)
     said = 0
     for _ in range(10_000):
         headers = []
-        for name, real in chance.choice(RESPONSES).pairs():
+        for name, real in chance.choice(RESPONSES).headers:
             value = real if chance.random() < 0.4 else chance.choice(ODD if chance.random() < 0.5 else VALUES)
             for _ in range(chance.choice([0, 0, 1, 3])):  # a character is lost, doubled, or another
                 at = chance.randrange(len(value) + 1)
@@ -200,7 +225,7 @@ def test_ten_thousand_malformed_headers_raise_nothing_and_stay_within_bounds() -
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text() | st.binary(), st.text() | st.binary())))
-def test_any_text_and_bytes(headers: list[tuple[Any, Any]]) -> None:
+def test_arbitrary_headers_stay_within_bounds(headers: list[tuple[Any, Any]]) -> None:
     check(read_headers(headers, NOW), 3600.0)
 
 
@@ -212,7 +237,7 @@ def test_long_headers_are_read_in_linear_time() -> None:
             check(read_headers([(name, value)] * 100, NOW), 3600.0)
 
 
-def test_an_error_of_a_response_reads_it_as_the_others_do() -> None:
+def test_upstream_throttled_reads_a_response() -> None:
     dates = {"Date": formatdate(NOW, usegmt=True), "Retry-After": formatdate(NOW + 7, usegmt=True)}
     said = SimpleNamespace(status_code=429, headers=dates)
     assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7

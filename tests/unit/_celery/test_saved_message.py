@@ -1,0 +1,153 @@
+"""The header of a throttled message, and its countdown by the clock of the store."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit._celery.publish_again import publish
+from celery_ratelimit._celery.saved_message import (
+    ReturnAddress,
+    marker_in,
+    marker_in_headers,
+    parcel_of,
+    set_countdown,
+)
+
+MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
+BACK = {**MARKER, "lot": ["name", "key"], "id": "1@celery", "copy": 2, "since": 5}
+BACK_BY = ReturnAddress("celery.throttled")
+OF_OTHERS = ["mine", 5, None, [], {}, {"limit": 5}, {"queue": "x"}, {**MARKER, "mine": 1}]
+
+
+def a_request(**headers: Any) -> SimpleNamespace:
+    message = SimpleNamespace(
+        headers={"id": "1", "eta": None, **headers},
+        properties={"correlation_id": "1"},
+        body=b"[]",
+        content_type="application/json",
+        content_encoding="utf-8",
+    )
+    info = {"exchange": "", "routing_key": "celery"}
+    return SimpleNamespace(message=message, delivery_info=info, expires=None)
+
+
+class Published:
+    """A producer that keeps what it was told."""
+
+    connection = None
+
+    def __init__(self) -> None:
+        self.headers: dict[str, Any] = {}
+
+    def publish(self, body: Any, *, headers: dict[str, Any], **options: Any) -> None:
+        self.headers, self.options = headers, options
+
+
+@pytest.mark.parametrize("own", OF_OTHERS, ids=repr)
+def test_users_own_header_is_kept_and_is_no_marker(own: Any) -> None:
+    request = a_request(ratelimit=own)
+    assert marker_in(request.message) == {}
+    assert parcel_of(request, "celery", None)["headers"]["ratelimit"] == own
+    parked = parcel_of(request, "celery", BACK_BY)
+    assert parked["headers"]["ratelimit"] == own
+    assert marker_in_headers(parked["headers"]) == MARKER
+    producer = Published()
+    publish(producer, parked, 0.0, {"copy": 1, "lot": ("a", "b"), "id": "1", "since": 1})
+    assert producer.headers["ratelimit"] == own
+    assert marker_in_headers(producer.headers)["copy"] == 1
+    back = parcel_of(a_request(**producer.headers), "celery", None)
+    assert back["headers"] == request.message.headers
+
+
+def test_overlong_routing_key_invalidates_the_marker() -> None:
+    """RabbitMQ's client takes it for an error of the connection."""
+    for key, found in (("x" * 255, True), ("x" * 256, False), ("é" * 128, False), (None, True)):
+        message = a_request(**{"celery-ratelimit-return": {**BACK, "routing_key": key}}).message
+        assert bool(marker_in(message)) == found
+
+
+def test_marker_is_cached_while_the_headers_stay() -> None:
+    message = a_request(**{"celery-ratelimit-return": BACK}).message
+    first = marker_in(message)
+    assert first == BACK
+    assert marker_in(message) is first
+    message.headers = {"id": "1"}
+    assert marker_in(message) == {}
+
+
+def test_slotted_message_is_read_without_a_cache() -> None:
+    """py-amqp's."""
+
+    class Bare:
+        __slots__ = ("headers",)
+
+    message = Bare()
+    message.headers = {"celery-ratelimit-return": BACK}
+    assert marker_in(message) == marker_in(message) == BACK
+
+
+def returning(slot: int | None = 1_000_000, wait: int = 900_000, eta: str | None = "2000-01-01T00:00:00+00:00") -> Any:
+    marker = {**BACK, "wait": wait, **({} if slot is None else {"slot": slot})}
+    message = a_request(**{"celery-ratelimit-return": marker}).message
+    message.headers["eta"] = eta
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "until", "seconds"),
+    [
+        (returning(), 0.5, 0.45),  # a twentieth of a second before its slot
+        (returning(), 0.01, -0.04),  # it has its turn
+        (returning(), -3600.0, -3600.05),
+        (returning(), 3600.0, 0.9),  # the store's clock was set back: no longer than it was sent away for
+        (returning(), None, 0.9),  # the store's time is not known: from the delivery on
+        (returning(slot=None), 0.5, 0.9),
+        (returning(wait=900_000_000), None, 720.0),  # no longer than a message is held
+        (returning(eta=None), 0.5, None),  # it has no countdown
+        (a_request().message, 0.5, None),  # nor has one that was not throttled
+    ],
+)
+def test_countdown_follows_the_clock_of_the_store(message: Any, until: float | None, seconds: float | None) -> None:
+    message = SimpleNamespace(headers=dict(message.headers))
+    before = datetime.now(timezone.utc)
+    assert set_countdown(message, lambda slot: until, 0.05, lambda queue: 720.0) == (
+        seconds if seconds is None else pytest.approx(seconds)
+    )
+    if seconds is None:
+        return
+    eta = message.headers["eta"]
+    if seconds <= 0:
+        assert eta is None
+    else:
+        assert 0 <= (datetime.fromisoformat(eta) - before).total_seconds() - seconds < 10
+
+
+def test_users_eta_is_unchanged() -> None:
+    message = a_request().message
+    message.headers["eta"] = "2030-01-01T00:00:00+00:00"
+    set_countdown(message, lambda slot: 0.5, 0.05, lambda queue: 720.0)
+    assert message.headers["eta"] == "2030-01-01T00:00:00+00:00"
+
+
+def test_wait_and_slot_of_an_earlier_return_are_dropped() -> None:
+    producer = Published()
+    publish(producer, parcel_of(a_request(), "celery", BACK_BY), 0.5, {"copy": 1, "slot": 5})
+    assert marker_in_headers(producer.headers) == {**MARKER, "copy": 1, "slot": 5, "wait": 500_000}
+    again = parcel_of(a_request(**producer.headers), "celery", BACK_BY)
+    publish(producer, again, 0.0, {"copy": 2})
+    assert marker_in_headers(producer.headers) == {**MARKER, "copy": 2}
+
+
+def test_sqs_deduplication_properties_are_dropped() -> None:
+    """A return with the deduplication id that it was sent with would be dropped, and the task lost."""
+    request = a_request()
+    request.message.properties |= {"MessageGroupId": "a", "MessageDeduplicationId": "1", "DelaySeconds": 900}
+    for back in (BACK_BY, None):
+        producer = Published()
+        publish(producer, parcel_of(request, "celery", back))
+        assert producer.options["MessageGroupId"] == "a"
+        assert not {"MessageDeduplicationId", "DelaySeconds"} & producer.options.keys()

@@ -1,0 +1,267 @@
+"""The plan of a task: its limits, the requests of a call, and its policy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
+from celery_ratelimit.app.plan import Plan, make_plan
+from celery_ratelimit.app.settings import settings_of
+from tests.unit.apps import make_app, plan_of, requests_of
+
+
+def charge(order_id: int, tenant: str = "none", *, amount: int = 1) -> None: ...
+
+
+# -- Keys and costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "key"),
+    [
+        ((7, "ann"), {}, "ann:7"),
+        ((7,), {"tenant": "ann"}, "ann:7"),
+        ((), {"order_id": 7, "tenant": "ann"}, "ann:7"),
+        ((7,), {}, "none:7"),
+    ],
+)
+def test_template_is_filled_by_name(args: tuple[Any, ...], kwargs: dict[str, Any], key: str) -> None:
+    plan = plan_of(charge, limits=Limit("1/s", key="{tenant}:{order_id}"))
+    assert requests_of(plan, *args, **kwargs) == [("shop.charge", key, 1)]
+
+
+def test_a_bound_task_does_not_count_self() -> None:
+    def task(self: Any, tenant: str, n: int = 2) -> None: ...
+
+    plan = plan_of(task, bind=True, limits=Limit("1/s", burst=9, key="{tenant}", cost="n"))
+    assert requests_of(plan, "ann") == [("shop.charge", "ann", 2)]
+    with pytest.raises(ConfigurationError, match="'self'"):
+        plan_of(task, bind=True, limits=Limit("1/s", key="{self}"))
+
+
+def test_a_task_that_retries_by_itself_keeps_its_arguments_names() -> None:
+    plan = plan_of(charge, autoretry_for=(OSError,), limits=Limit("1/s", key="{tenant}"))
+    assert requests_of(plan, 7, "ann") == [("shop.charge", "ann", 1)]
+
+
+def test_keyword_arguments_without_a_name_in_the_signature() -> None:
+    def task(order_id: int, **options: Any) -> None: ...
+
+    plan = plan_of(task, limits=Limit("1/s", burst=9, key="{tenant}", cost="weight"))
+    assert requests_of(plan, 7, tenant="ann", weight=3) == [("shop.charge", "ann", 3)]
+    with pytest.raises(ConfigurationError, match=r"key='\{tenant\}' cannot be filled from the arguments order_id"):
+        plan.demands((7,), {"weight": 3})
+    with pytest.raises(ConfigurationError, match="cost='weight' is not among the arguments order_id, tenant"):
+        plan.demands((7,), {"tenant": "ann"})
+
+
+@pytest.mark.parametrize(
+    ("key", "mend"),
+    [
+        ("order_id", r"key='order_id' .*the same for every call.*key='\{order_id\}'"),
+        ("{{braces}}", r"key='\{tenant_id\}'"),
+    ],
+)
+def test_a_key_that_is_the_same_for_every_call_is_refused(key: str, mend: str) -> None:
+    with pytest.raises(ConfigurationError, match=mend):
+        plan_of(charge, limits=Limit("1/s", key=key))
+
+
+def test_callables_get_the_arguments_of_the_call() -> None:
+    seen: list[Any] = []
+
+    def key(*args: Any, **kwargs: Any) -> int:
+        seen.append((args, kwargs))
+        return 42
+
+    def cost(order_id: int, tenant: str = "none", *, amount: int = 1) -> int:
+        return amount * 2
+
+    plan = plan_of(charge, limits=Limit("1/s", burst=10, key=key, cost=cost))  # type: ignore[arg-type]
+    assert requests_of(plan, 7, tenant="ann", amount=3) == [("shop.charge", "42", 6)]
+    assert seen == [((7,), {"tenant": "ann", "amount": 3})]
+
+
+def test_error_of_a_callable_reaches_the_caller() -> None:
+    def broken(*args: Any, **kwargs: Any) -> str:
+        raise LookupError("no such tenant")
+
+    for limit in (Limit("1/s", key=broken), Limit("1/s", burst=9, cost=broken)):  # type: ignore[arg-type]
+        with pytest.raises(LookupError, match="no such tenant"):
+            plan_of(charge, limits=limit).demands((7,), {})
+
+
+def test_a_call_that_does_not_fit_the_signature_is_the_tasks_own_error() -> None:
+    with pytest.raises(TypeError, match="order_id"):
+        plan_of(charge, limits=Limit("1/s", key="{tenant}")).demands((), {})
+
+
+def test_the_cost_may_be_an_argument() -> None:
+    plan = plan_of(charge, limits=Limit("200000/m", burst=1000, cost="amount"))
+    assert requests_of(plan, 7, amount=250) == [("shop.charge", "", 250)]
+    assert requests_of(plan, 7) == [("shop.charge", "", 1)]
+    with pytest.raises(ImpossibleRequest) as caught:
+        plan.demands((7,), {"amount": 1001})
+    assert (caught.value.limit, caught.value.cost, caught.value.capacity) == ("shop.charge", 1001, 1000)
+
+
+@pytest.mark.parametrize("amount", [0, -1, 1.5, "7", None, True, math.nan, math.inf])
+def test_invalid_cost_error_names_it(amount: Any) -> None:
+    plan = plan_of(charge, limits=Limit("1/s", burst=10, cost="amount"))
+    with pytest.raises(ConfigurationError, match=r"limit 'shop\.charge'") as caught:
+        plan.demands((7,), {"amount": amount})
+    assert f"cost={amount!r}" in str(caught.value)
+
+
+def test_without_keys_and_computed_costs_the_arguments_are_not_looked_at() -> None:
+    plan = plan_of(charge, limits=["1/s", Limit("5/m", burst=5, name="other", cost=3)])
+    assert plan.demands((), {}) is plan.demands(("any", "number", "of"), {"unknown": 1})
+    assert requests_of(plan) == [("shop.charge", "", 1), ("other", "", 3)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "parts"),
+    [
+        (Limit("1/s", key="{tenant_id}"), ["key='{tenant_id}'", "'tenant_id'", "order_id, tenant, amount"]),
+        (Limit("1/s", key="{tenant}:{x.y}"), ["'x'", "order_id, tenant, amount"]),
+        (Limit("1/s", burst=9, cost="weight"), ["cost='weight'", "'weight'", "order_id, tenant, amount"]),
+    ],
+)
+def test_an_argument_that_the_task_lacks_is_found_when_the_plan_is_made(limit: Limit, parts: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
+        plan_of(charge, limits=limit)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+# -- Which limits ------------------------------------------------------------------------------------------------------
+
+
+def names(plan: Plan | None) -> list[tuple[str | None, str]]:
+    return [] if plan is None else [(limit.name, limit.rate) for limit in plan.limits]
+
+
+def test_a_task_that_nothing_limits_has_no_plan() -> None:
+    app = make_app(ratelimit_tasks={"other.*": "1/s"}, ratelimit_queues={"emails": "1/s"})
+    task = app.task(name="shop.charge")(charge)
+    assert make_plan(task, "celery", settings_of(app)) is None
+
+
+def test_two_rates_without_names_have_a_bucket_each() -> None:
+    assert names(plan_of(charge, limits=["1/s", "100/h"])) == [("shop.charge", "1/s"), ("shop.charge#2", "100/h")]
+    assert names(plan_of(charge, limits=("1/s", Limit("9/m", name="mine"), "100/h"))) == [
+        ("shop.charge", "1/s"),
+        ("mine", "9/m"),
+        ("shop.charge#2", "100/h"),
+    ]
+
+
+def test_own_limits_then_patterns_then_the_queue() -> None:
+    app = make_app(
+        ratelimit_quotas={"stripe": "100/s"},
+        ratelimit_tasks={"shop.*": "stripe", "*.charge": ["7/m"], "other": "1/d", "Shop.*": "2/d"},
+        ratelimit_queues={"emails": "14/s", "celery": "1/s"},
+    )
+    task = app.task(name="shop.charge", limits="10/s")(charge)
+    plan = make_plan(task, "emails", settings_of(app))
+    assert names(plan) == [("shop.charge", "10/s"), ("stripe", "100/s"), ("shop.charge#2", "7/m"), ("emails", "14/s")]
+
+
+def test_tasks_of_one_pattern_have_buckets_of_their_own_and_share_a_quota() -> None:
+    app = make_app(ratelimit_quotas={"stripe": "100/s"}, ratelimit_tasks={"shop.*": ["5/s", "stripe"]})
+    plans = [make_plan(app.task(name=name)(charge), "q", settings_of(app)) for name in ("shop.a", "shop.b")]
+    assert [names(plan) for plan in plans] == [
+        [("shop.a", "5/s"), ("stripe", "100/s")],
+        [("shop.b", "5/s"), ("stripe", "100/s")],
+    ]
+
+
+def test_tasks_of_one_queue_share_its_bucket() -> None:
+    app = make_app(ratelimit_queues={"emails": "14/s"})
+    plans = [make_plan(app.task(name=name)(charge), "emails", settings_of(app)) for name in ("a", "b")]
+    assert [names(plan) for plan in plans] == [[("emails", "14/s")]] * 2
+
+
+def test_a_quota_named_by_task_pattern_and_queue_is_paid_once() -> None:
+    app = make_app(
+        ratelimit_quotas={"stripe": "100/s"},
+        ratelimit_tasks={"shop.*": ["stripe", "stripe"]},
+        ratelimit_queues={"emails": "stripe"},
+    )
+    plan = plan_of(charge, app=app, queue="emails", limits=["stripe", "stripe"])
+    assert requests_of(plan) == [("stripe", "", 1)]
+
+
+def test_the_same_limit_by_key_is_paid_once_a_key() -> None:
+    tenant, order = Limit("1/s", name="api", key="{tenant}"), Limit("1/s", name="api", key="{order_id}")
+    plan = plan_of(charge, limits=[tenant, order])
+    assert requests_of(plan, 7, "ann") == [("api", "ann", 1), ("api", "7", 1)]
+    assert requests_of(plan, 7, "7") == [("api", "7", 1)]
+
+
+def test_a_mapping_describes_a_limit_in_an_option_too() -> None:
+    plan = plan_of(charge, limits={"rate": "5/s", "burst": 3, "key": "{tenant}"})
+    assert plan.limits == (Limit("5/s", burst=3, key="{tenant}", name="shop.charge"),)
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"),
+    [
+        ("100/ms", "'100/ms'"),
+        ("strpe", "did you mean 'stripe'?"),
+        (5, "5 is not a limit"),
+        ([None], "None is not a limit"),
+        ({"rate": "1/s", "bursts": 2}, "bursts"),
+        ("", "''"),
+    ],
+)
+def test_invalid_limits_error_names_the_task(limits: Any, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
+        plan_of(charge, app=make_app(ratelimit_quotas={"stripe": "1/s"}), limits=limits)
+    assert part in str(caught.value)
+
+
+# -- What becomes of a throttled task ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ({"limits": "10/s"}, ("retry", 0.02, None, "fail")),
+        ({"limits": "100000/s"}, ("retry", 0.02, None, "fail")),
+        ({"limits": ["1000/s", "1/m"]}, ("retry", 0.02, None, "fail")),
+        ({"limits": Concurrency(3)}, ("retry", 0.0, None, "fail")),
+        ({"throttle": "wait", "inline_wait": 0, "max_wait": 60, "overflow": "drop"}, ("wait", 0.0, 60.0, "drop")),
+    ],
+)
+def test_policy_of_a_task(options: dict[str, Any], policy: tuple[Any, ...]) -> None:
+    made = plan_of(charge, **{"limits": "1/s", **options}).policy
+    assert (made.throttle, made.inline_wait, made.max_wait, made.overflow) == policy
+    assert type(made.inline_wait) is float
+    assert made.max_wait is None or type(made.max_wait) is float
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("throttle", "park", "'retry', 'wait', 'drop', 'fail'"),
+        ("throttle", None, "'retry', 'wait', 'drop', 'fail'"),
+        ("overflow", "retry", "'fail' nor 'drop' nor the name of a queue"),
+        ("overflow", "fial", "'fail' nor 'drop' nor the name of a queue"),
+        ("overflow", "", "'fail' nor 'drop' nor the name of a queue"),
+        ("inline_wait", -1, "a number of seconds"),
+        ("inline_wait", "1", "a number of seconds"),
+        ("inline_wait", True, "a number of seconds"),
+        ("inline_wait", math.nan, "a number of seconds"),
+        ("max_wait", -0.1, "a number of seconds"),
+        ("max_wait", math.inf, "a number of seconds"),
+        ("max_wait", "60", "a number of seconds"),
+    ],
+)
+def test_invalid_option_error_names_task_and_value(option: str, value: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
+        plan_of(charge, limits="1/s", **{option: value})
+    assert f"{option}={value!r}" in str(caught.value)
+    assert why in str(caught.value)

@@ -1,0 +1,268 @@
+"""Settings: their sources and defaults, and errors that say what to change."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import ConfigurationError, Limit
+from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.app.state import check_store, limiter_of
+from tests.unit.apps import make_app
+
+URL = "redis://limits:6379/3"
+
+
+def error_of(app: Celery) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        settings_of(app)
+    return str(caught.value)
+
+
+# -- Where settings come from ------------------------------------------------------------------------------------------
+
+
+def test_attributes_of_the_configuration() -> None:
+    app = make_app("memory://")
+    app.conf.ratelimit_url = URL
+    app.conf.ratelimit_quotas = {"stripe": "100/s"}
+    app.conf.ratelimit_on_store_error = "allow"
+    settings = settings_of(app)
+    assert (settings.url, settings.on_store_error) == (URL, "allow")
+    assert settings.quotas == {"stripe": Limit("100/s", name="stripe")}
+
+
+def test_a_configuration_module() -> None:
+    module = types.ModuleType("celeryconfig")
+    module.broker_url = "memory://"  # type: ignore[attr-defined]
+    module.ratelimit_url = URL  # type: ignore[attr-defined]
+    module.ratelimit_queues = {"emails": "14/s"}  # type: ignore[attr-defined]
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(module)
+    assert settings_of(app).url == URL
+    assert settings_of(app).queues == {"emails": (Limit("14/s", name="emails"),)}
+
+
+def test_djangos_settings_under_a_namespace() -> None:
+    class DjangoSettings:
+        DEBUG = True
+        RATELIMIT_ENABLE = True  # django-ratelimit's: none of ours, as it is outside the namespace
+        CELERY_BROKER_URL = "memory://"
+        CELERY_RATELIMIT_URL = URL
+        CELERY_RATELIMIT_QUOTAS = {"openai": {"rate": "200000/m", "burst": 20_000}}  # noqa: RUF012
+        CELERY_RATELIMIT_ON_STORE_ERROR = "raise"
+
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(DjangoSettings(), namespace="CELERY")
+    settings = settings_of(app)
+    assert (settings.url, settings.on_store_error) == (URL, "raise")
+    assert settings.quotas == {"openai": Limit("200000/m", burst=20_000, name="openai")}
+
+
+def test_a_misspelt_setting_under_a_namespace_is_named_as_it_was_written() -> None:
+    class DjangoSettings:
+        CELERY_BROKER_URL = URL
+        CELERY_RATELIMIT_QOUTAS = {"a": "1/s"}  # noqa: RUF012
+
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(DjangoSettings(), namespace="CELERY")
+    text = error_of(app)
+    assert "'CELERY_RATELIMIT_QOUTAS'" in text
+    assert "did you mean 'ratelimit_quotas'?" in text
+
+
+def test_a_misspelt_attribute_is_named_under_a_namespace_too() -> None:
+    class DjangoSettings:
+        CELERY_BROKER_URL = URL
+
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(DjangoSettings(), namespace="CELERY")
+    app.conf.ratelimit_qoutas = {"a": "1/s"}
+    assert "did you mean 'ratelimit_quotas'?" in error_of(app)
+
+
+def test_settings_are_read_once_per_app() -> None:
+    app, other = make_app(URL), make_app("redis://other")
+    assert settings_of(app) is settings_of(app)
+    assert limiter_of(app) is limiter_of(app)
+    assert limiter_of(app) is not limiter_of(other)
+    assert settings_of(other).url == "redis://other"
+
+
+# -- Defaults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend", "url"),
+    [
+        (URL, None, URL),
+        (URL, "redis://results", URL),
+        ("amqp://guest@host//", URL, URL),
+        ("memory://", "rediss://results", "rediss://results"),
+        ("redis://one;redis://two", None, "redis://one"),
+        (["redis://one", "redis://two"], None, "redis://one"),
+        ("redis+socket:///run/redis.sock", None, "redis+socket:///run/redis.sock"),
+        ("valkey://host", None, "valkey://host"),
+    ],
+)
+def test_the_store_is_the_broker_if_it_is_redis_else_the_result_backend(broker: Any, backend: Any, url: str) -> None:
+    assert settings_of(make_app(broker, backend)).url == url
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend"),
+    [
+        ("memory://", None),
+        ("amqp://guest:secret@host//", "rpc://"),
+        ("sentinel://host:26379", "cache+memory://"),
+        ("sqs://", "db+sqlite:///results.db"),
+        (None, None),
+    ],
+)
+def test_missing_store_error_names_the_setting(broker: str | None, backend: str | None) -> None:
+    text = error_of(make_app(broker, backend))
+    assert "set ratelimit_url" in text
+    assert "redis://localhost:6379/0" in text
+    assert "secret" not in text
+
+
+def test_defaults() -> None:
+    settings = settings_of(make_app(URL))
+    assert (settings.quotas, settings.tasks, settings.queues) == ({}, (), {})
+    assert (settings.on_store_error, settings.prefix) == ("defer", "ratelimit")
+    assert settings.return_queue_for("emails") == "emails.throttled"
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"broker_url": "sqs://"},
+        {"broker_url": "SQS://key:secret@"},
+        {"broker_url": ["sqs://a:b@", "sqs://c:d@"]},
+        {"broker_url": "sqs://a:b@;sqs://c:d@"},
+        {"broker_transport": "SQS"},
+        {"broker_transport": "sqs", "broker_url": "localhost//"},
+        {"broker_transport": "kombu.transport.SQS:Transport"},
+        {"broker_url": "redis://localhost/0", "broker_read_url": "sqs://"},
+    ],
+)
+def test_amazon_sqs_is_known_however_it_is_named(conf: dict[str, Any]) -> None:
+    app = Celery("test", set_as_current=False)
+    app.conf.update(conf, ratelimit_url=URL)
+    assert settings_of(app).return_queue_for("emails") == "emails-throttled"
+
+
+@pytest.mark.parametrize("template", ["{queue}.throttled", "back-{queue}", "{queue}", "a{queue}a"])
+def test_a_return_queue_is_its_own(template: str) -> None:
+    settings = settings_of(make_app(URL, ratelimit_return_queue=template))
+    for queue in ("emails", ".throttled", "back-", "a"):
+        back = settings.return_queue_for(queue)
+        assert back == template.replace("{queue}", queue)
+        assert settings.return_queue_for(back) == back
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix"),
+    [
+        ({}, "ratelimit"),
+        ({"global_keyprefix": ""}, "ratelimit"),
+        ({"global_keyprefix": "one:"}, "one:ratelimit"),
+        ({"global_keyprefix": "{one} 1%:"}, "%7Bone%7D%201%25:ratelimit"),
+    ],
+)
+def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: dict[str, str], prefix: str) -> None:
+    assert settings_of(make_app(URL, broker_transport_options=options)).prefix == prefix
+    chosen = settings_of(make_app(URL, broker_transport_options=options, ratelimit_prefix="ratelimit"))
+    assert chosen.prefix == "ratelimit"
+
+
+# -- What cannot be ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "parts"),
+    [
+        ({"ratelimit_quota": {}}, ["'ratelimit_quota'", "did you mean 'ratelimit_quotas'?"]),
+        ({"ratelimit_urls": URL}, ["'ratelimit_urls'", "did you mean 'ratelimit_url'?"]),
+        ({"ratelimit_xyzzy": 1}, ["no setting 'ratelimit_xyzzy'", "ratelimit_url"]),
+        ({"RATELIMIT_URLS": URL}, ["'RATELIMIT_URLS'", "did you mean 'ratelimit_url'?"]),
+        ({"ratelimit_on_store_error": "ignore"}, ["'ignore'", "'defer', 'allow', 'local', 'raise'"]),
+        ({"ratelimit_on_store_error": None}, ["ratelimit_on_store_error=None"]),
+        ({"ratelimit_on_store_error": ["defer"]}, ["ratelimit_on_store_error=['defer']"]),
+        ({"ratelimit_quotas": "100/s"}, ["ratelimit_quotas='100/s'", "a mapping"]),
+        ({"ratelimit_quotas": None}, ["ratelimit_quotas=None", "a mapping"]),
+        ({"ratelimit_tasks": ["stripe"]}, ["ratelimit_tasks=['stripe']", "a mapping"]),
+        ({"ratelimit_queues": 5}, ["ratelimit_queues=5", "a mapping"]),
+        ({"ratelimit_quotas": {"a": "100/ms"}}, ["ratelimit_quotas['a']", "'100/ms'"]),
+        ({"ratelimit_quotas": {"a": 5}}, ["ratelimit_quotas['a']", "5 is not a limit"]),
+        ({"ratelimit_quotas": {"a": ["1/s", "9/m"]}}, ["ratelimit_quotas['a']", "['1/s', '9/m']"]),
+        ({"ratelimit_quotas": {"a": []}}, ["ratelimit_quotas['a']", "[]"]),
+        ({"ratelimit_quotas": {"a": {"rates": "1/s"}}}, ["ratelimit_quotas['a']", "rates"]),
+        ({"ratelimit_quotas": {"a": {"burst": 5}}}, ["ratelimit_quotas['a']", "rate"]),
+        ({"ratelimit_quotas": {"a": {"rate": "1/s", "burst": 0}}}, ["ratelimit_quotas['a']", "burst=0"]),
+        ({"ratelimit_quotas": {"a": {"rate": "1/s", "bursts": 5}}}, ["ratelimit_quotas['a']", "bursts"]),
+        ({"ratelimit_quotas": {"a": {"rate": ["1/s"]}}}, ["ratelimit_quotas['a']", "['1/s']"]),
+        ({"ratelimit_quotas": {5: "1/s"}}, ["5"]),
+        ({"ratelimit_quotas": {"": "1/s"}}, ["name=''"]),
+        ({"ratelimit_tasks": {"a.*": "strpe"}}, ["ratelimit_tasks['a.*']", "no quota 'strpe'", "none is defined"]),
+        (
+            {"ratelimit_quotas": {"stripe": "1/s", "x": "2/s"}, "ratelimit_tasks": {"a.*": ["strpe"]}},
+            ["ratelimit_tasks['a.*']", "no quota 'strpe'", "stripe, x", "did you mean 'stripe'?"],
+        ),
+        (
+            {"ratelimit_quotas": {"stripe": "1/s"}, "ratelimit_queues": {"q": "stripes"}},
+            ["ratelimit_queues['q']", "no quota 'stripes'", "did you mean 'stripe'?"],
+        ),
+        (
+            {"ratelimit_quotas": {"s3_reads": "1/s"}, "ratelimit_queues": {"q": "s3_read"}},
+            ["ratelimit_queues['q']", "'s3_read'", "s3_reads"],
+        ),
+        ({"ratelimit_queues": {"q": "14"}}, ["ratelimit_queues['q']", "'14'"]),
+        ({"ratelimit_queues": {"q": [["1/s"]]}}, ["ratelimit_queues['q']", "['1/s'] is not a limit"]),
+        ({"ratelimit_prefix": ""}, ["ratelimit_prefix=''"]),
+        ({"ratelimit_prefix": "a{b}"}, ["ratelimit_prefix='a{b}'"]),
+        ({"ratelimit_prefix": 5}, ["ratelimit_prefix=5"]),
+        ({"ratelimit_return_queue": "later"}, ["ratelimit_return_queue='later'", "{queue}"]),
+        ({"ratelimit_return_queue": "{queue}.{x}"}, ["ratelimit_return_queue='{queue}.{x}'", "{queue}"]),
+        ({"ratelimit_orphans_after": -1}, ["ratelimit_orphans_after=-1", "a number of seconds"]),
+        ({"ratelimit_orphans_after": "60"}, ["ratelimit_orphans_after='60'", "a number of seconds"]),
+        ({"ratelimit_observers": "proj.observer"}, ["ratelimit_observers='proj.observer'", "must be a list"]),
+    ],
+)
+def test_invalid_setting_error_names_it_and_the_remedy(conf: dict[str, Any], parts: list[str]) -> None:
+    text = error_of(make_app(URL, **conf))
+    assert [part for part in parts if part not in text] == [], text
+
+
+@pytest.mark.parametrize("url", ["http://host", "localhost:6379", "", "amqp://guest@host", 5, ["redis://host"], b"x"])
+def test_url_of_another_kind_is_an_error(url: Any) -> None:
+    text = error_of(make_app(URL, ratelimit_url=url))
+    assert "ratelimit_url=" in text
+    assert "'redis://host:6379/0'" in text
+
+
+SECRET = "hunter2"
+
+
+def test_unreachable_store_error_names_its_address() -> None:
+    app = make_app("memory://", ratelimit_url="redis://127.0.0.1:1/0", ratelimit_on_store_error="raise")
+    with pytest.raises(ConfigurationError, match=r"redis://127.0.0.1:1/0.*no Redis or Valkey answers") as caught:
+        check_store(app)
+    assert "set ratelimit_url" in str(caught.value)
+
+
+@pytest.mark.parametrize("choice", ["defer", "allow", "local"])
+def test_unreachable_store_is_an_outage_with_on_store_error(choice: str) -> None:
+    app = make_app("memory://", ratelimit_url=f"redis://:{SECRET}@127.0.0.1:1/0", ratelimit_on_store_error=choice)
+    lost = check_store(app)
+    assert "no Redis or Valkey answers there" in str(lost)
+    assert SECRET not in str(lost)
+
+
+def test_the_limiter_has_the_apps_quotas_and_prefix() -> None:
+    limiter = limiter_of(make_app(URL, ratelimit_quotas={"a": "1/s"}, ratelimit_prefix="mine"))
+    assert limiter.quotas == {"a": Limit("1/s", name="a")}
+    assert limiter.prefix == "mine"

@@ -1,0 +1,150 @@
+"""Refusals of an upstream, and the breaker of a task's limit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
+from celery_ratelimit._celery import PERMIT, ReturnToBacklog
+from celery_ratelimit.app import outcomes
+
+Make = Callable[..., tuple[Any, Limiter]]
+
+
+class TooMany(Exception):
+    """A client library's own error."""
+
+
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes a task of a limit whose breaker opens at the first failure, and the limiter of its app."""
+
+    def make_task(body: Callable[..., Any], key: str | None = None, **options: Any) -> tuple[Any, Limiter]:
+        app = Celery("a", broker="memory://", set_as_current=False)
+        app.conf.ratelimit_url = "memory://"
+        limit = Limit(
+            "1000/s", burst=1000, name=options.pop("limit", request.node.name), key=key, breaker=Breaker(open_after=1)
+        )
+        return app.task(base=RateLimitedTask, limits=limit, **options)(body), Limiter.from_app(app)
+
+    return make_task
+
+
+def run(task: Any, *args: Any) -> Any:
+    """Run a task as a worker without the gate does; returns what its body returns."""
+    task.push_request(id="1", args=args, kwargs={}, called_directly=False, delivery_info={"routing_key": "celery"})
+    try:
+        task.before_start("1", args, {})
+        return task.run(*args)
+    finally:
+        task.pop_request()
+
+
+def is_open(limiter: Limiter, name: str, key: str | None = None) -> bool:
+    return limiter.config(name, key=key, force=True).by == "breaker"
+
+
+def refuse(error: Exception) -> None:
+    raise error
+
+
+def take(order: dict[str, str]) -> str:
+    return order.pop("account")
+
+
+def echo(account: str) -> str:
+    return account
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (UpstreamThrottled(0.01), {"throttle": "fail"}),
+        (UpstreamThrottled(0.01), {"max_upstream_throttles": 0}),
+        (TooMany(), {"throttle": "fail", "upstream_errors": {TooMany: lambda _: 0.01}}),
+        (TooMany(), {"max_upstream_throttles": 0, "upstream_errors": {TooMany: lambda _: 0.01}}),
+    ],
+)
+def test_final_upstream_refusal_does_not_open_the_breaker(
+    make: Make, request: pytest.FixtureRequest, error: Exception, options: dict[str, Any]
+) -> None:
+    task, limiter = make(refuse, **options)
+    with pytest.raises(type(error)) as raised:
+        run(task, error)
+    assert raised.value is error
+    assert not is_open(limiter, request.node.name)
+
+
+@pytest.mark.parametrize("error", [TooMany, Unprintable])
+def test_other_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest, error: type[Exception]) -> None:
+    task, limiter = make(refuse)
+    with pytest.raises(error):
+        run(task, error())
+    assert is_open(limiter, request.node.name)
+
+
+def test_a_task_that_changes_its_arguments_succeeds(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    task, _ = make(take, key="{order[account]}")
+    assert run(task, {"account": "a"}) == "a"
+    assert "is not told to its breakers" in caplog.text
+
+
+def take_and_be_refused(order: dict[str, str]) -> None:
+    raise UpstreamThrottled(0.01, "upstream") from TooMany(order.pop("account"))
+
+
+def test_refused_task_with_changed_arguments_goes_back(make: Make) -> None:
+    task, _ = make(take_and_be_refused, key="{order[account]}", limit="upstream")
+    permit = {"worker": "w", "queue": "celery", "id": "1", "granted_at": 1}
+    order = {"account": "a"}
+    delivery = {"delivery_info": {PERMIT: permit}, "hostname": "w"}
+    task.push_request(id="1", args=[order], kwargs={}, called_directly=False, **delivery)
+    with pytest.raises(ReturnToBacklog) as raised:
+        task.run(order)
+    assert raised.value.limit == "upstream"
+    task.pop_request()
+    with pytest.raises(UpstreamThrottled):  # its key is unknown in a worker without the gate
+        run(task, {"account": "a"})
+
+
+def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "_MOST_KEPT", 10)
+    task, _ = make(echo, key="{account}")
+    for account in range(25):
+        run(task, str(account))
+    assert len(outcomes.kept(task.app, "outcomes", dict)) <= 10
+
+
+@pytest.mark.parametrize("value", ["30", b"30", float("nan"), True, [30]])
+def test_invalid_retry_after_is_an_error(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"UpstreamThrottled: retry_after=.* must be a number of seconds"):
+        UpstreamThrottled(value)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(None, None), (-1, -1), (30, 30), (1e12, 86400), (float("inf"), 86400)])
+def test_retry_after_is_capped_at_a_day(value: float | None, seconds: float | None) -> None:
+    error = pickle.loads(pickle.dumps(UpstreamThrottled(value)))
+    assert error.retry_after == seconds
+    assert "the upstream has refused the call" in str(error)
+
+
+@pytest.mark.parametrize("key", [7, b"a", 1.5])
+def test_invalid_key_is_an_error(key: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"UpstreamThrottled: key=.* must be a text"):
+        UpstreamThrottled(1, key=key)
+
+
+def test_a_declared_error_is_read_as_a_number(make: Make) -> None:
+    task, _ = make(refuse, upstream_errors={TooMany: lambda _: "30"})
+    with pytest.raises(ConfigurationError, match="retry_after='30' must be a number of seconds"):
+        run(task, TooMany())

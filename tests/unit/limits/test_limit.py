@@ -1,0 +1,432 @@
+"""Limits are data: rates and options, as users write them and as the scripts read them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_ratelimit import Adaptive, Concurrency, ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.app.settings import limits_of
+from celery_ratelimit.limiter.argument_checks import actual_costs
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limits.any_limit import check_cost, template_fields
+from celery_ratelimit.limits.decision import LimitState
+from celery_ratelimit.limits.limit import ALGORITHMS
+from celery_ratelimit.limits.rate import parse_rate
+from celery_ratelimit.limits.specs import named
+
+SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
+
+# -- Rates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "period_us"),
+    [
+        ("100/s, 100/S, 100 / s , 100 per second, 100 per seconds, 100/sec, 100/secs, 100PER second", 100, SECOND),
+        ("5/10s, 5/10 s", 5, 10 * SECOND),
+        ("7/m, 7/min, 7 per minute", 7, MINUTE),
+        ("10 per 2 minutes", 10, 2 * MINUTE),
+        ("1000/h, 1000/hr, 1000/hrs", 1000, HOUR),
+        ("1 per 3 hours", 1, 3 * HOUR),
+        ("1/d, 1/day", 1, DAY),
+        ("3 per 2 days", 3, 2 * DAY),
+        ("0.5/s", 1, 2 * SECOND),
+        ("2.5/s", 5, 2 * SECOND),
+        ("1/0.5s", 2, SECOND),
+        ("1 per 1.5 hours", 2, 3 * HOUR),
+        ("0.1/d", 1, 10 * DAY),
+        ("3/s", 3, SECOND),
+        ("70000/s", 70_000, SECOND),
+        ("1000000/s", 1, 1),
+        ("200000/m", 200_000, MINUTE),
+    ],
+)
+def test_rate_is_an_exact_quotient(texts: str, count: int, period_us: int) -> None:
+    for text in texts.split(","):
+        rate = parse_rate(text)
+        assert rate.count * period_us == count * rate.period_us
+        assert math.gcd(rate.count, rate.period_us) == 1
+        assert rate.per_second == pytest.approx(count * 1e6 / period_us, rel=1e-12)
+        assert rate.interval == pytest.approx(period_us / count / 1e6, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("100/ms", "100/us", "abc", "-1/s", "+1/s", "", " ", "100", "100/", "/s", "s", "100 s", "100//s", "1e3/s"),
+        *("100 per", "100per", "per second", "100 pers", "1,000/s", "1_000/s", "1/-1s", "nan/s", "inf/s", "100/s/s"),
+        *("100/w", "100/week", "100/month", "100/y", "0x10/s", ".5/s", "5./s", "100/s\n100/s", "100/5"),
+        *("٣/s", "3/٣s", "１００/s", "1.٥/s"),
+        *(5, 0.5, None, True, b"100/s", ("100/s",), ["100/s"], {"rate": "100/s"}, object),
+    ],
+)
+def test_unreadable_rate_error_names_it_and_shows_a_valid_one(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match='"100/s"') as caught:
+        Limit(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["0/s", "0.0/s"], "would never let anything through"),
+        (["1/0s", "1/0.0 h", "0/0s"], "period of zero"),
+        (["1000001/s", "2/0.000001s"], "above one permit a microsecond"),
+        (["12345.678901237/s", "1/100000d", "0.000000000001/d"], "more digits than can be kept exactly"),
+    ],
+)
+def test_inexact_or_empty_rate_error_names_it(texts: list[str], reason: str) -> None:
+    for text in texts:
+        with pytest.raises(ConfigurationError, match=reason) as caught:
+            Limit(text)
+        assert repr(text) in str(caught.value)
+
+
+@given(st.text(max_size=30) | st.from_regex(r"\A[0-9.]{1,12}(/| per )[0-9.]{0,12} ?(s|min|h|days)\Z"))
+def test_any_text_is_a_rate_or_a_configuration_error(text: str) -> None:
+    try:
+        rate = parse_rate(text)
+    except ConfigurationError:
+        with pytest.raises(ConfigurationError, match=re.escape(repr(text))):
+            parse_rate(text)
+    else:
+        assert 1 <= rate.count < 10**9
+        assert 1 <= rate.period_us < 10**15
+
+
+# -- Options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "wire"),
+    [
+        (Limit("100/s"), ("token_bucket", 1, 10_000, 1, 1, 0)),
+        (Limit("3/s", burst=5, debt=7), ("token_bucket", 3, 1_000_000, 5, 1, 7)),
+        (Limit("10/s", refill="interval", burst=20), ("stepped_bucket", 10, 1_000_000, 20, 1, 0)),
+        (Limit("10/s", warmup=2.5), ("warm_up", 1, 100_000, 1, 1, 2_500_000)),
+        (Limit("10/s", algorithm="leaky_bucket"), ("leaky_bucket", 1, 100_000, 1, 1, -1)),
+        (Limit("10/s", algorithm="leaky_bucket", capacity=0), ("leaky_bucket", 1, 100_000, 1, 1, 0)),
+        (Limit("1000/h", algorithm="fixed_window"), ("fixed_window", 1000, 3_600_000_000, 1000, 1, 0)),
+        (Limit("2/3s", algorithm="fixed_window", align="first"), ("fixed_window", 2, 3_000_000, 2, 1, 1)),
+        (Limit("10/s", algorithm="sliding_window"), ("sliding_window", 10, 1_000_000, 10, 1, 10)),
+        (Limit("10/s", algorithm="sliding_window", sub_windows=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
+        (Limit("10/s", algorithm="sliding_log"), ("sliding_log", 10, 1_000_000, 10, 1, 0)),
+        (Concurrency(5), ("concurrency", 5, 60_000_000, 5, 1, 0)),
+        (Concurrency(5, lease=0.5), ("concurrency", 5, 500_000, 5, 1, 0)),
+        (Limit("100/s", headroom=0.03), ("token_bucket", 97, 1_000_000, 1, 1, 0)),
+        (Limit("100/s", headroom=0.03, algorithm="fixed_window"), ("fixed_window", 97, 1_000_000, 97, 1, 0)),
+        (Limit("97/s", headroom=0.03, algorithm="sliding_log"), ("sliding_log", 97, 1_030_928, 97, 1, 0)),
+        (Limit("1/s", headroom=0.5, algorithm="fixed_window", align="first"), ("fixed_window", 1, 2_000_000, 1, 1, 1)),
+    ],
+    ids=str,
+)
+def test_options_reach_the_scripts_as_numbers(limit: Limit | Concurrency, wire: tuple[Any, ...]) -> None:
+    assert limit.wire(1) == wire
+    assert pickle.loads(pickle.dumps(limit)).wire(1) == wire
+    assert replace(limit, name="other").wire(1) == wire
+
+
+#: Options of one algorithm: another value than the default, the algorithm.
+OWN_OPTIONS: dict[str, tuple[Any, str]] = {
+    "burst": (5, "token_bucket"),
+    "refill": ("interval", "token_bucket"),
+    "debt": (1, "token_bucket"),
+    "warmup": (1.5, "token_bucket"),
+    "resume_over": (10.0, "token_bucket"),
+    "priority_reserve": ({0: 0.5}, "token_bucket"),
+    "adaptive": (Adaptive(), "token_bucket"),
+    "capacity": (5, "leaky_bucket"),
+    "align": ("first", "fixed_window"),
+    "sub_windows": (5, "sliding_window"),
+}
+#: Options of every algorithm.
+SHARED = {
+    *("rate", "algorithm", "name", "key", "missing_key", "cost", "headroom", "per_worker", "fair", "weights", "shadow"),
+    *("max_parked", "breaker", "rates", "rates_ttl"),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("option", OWN_OPTIONS)
+def test_option_of_another_algorithm_error_names_both(option: str, algorithm: str) -> None:
+    assert {each.name for each in dataclasses.fields(Limit)} == OWN_OPTIONS.keys() | SHARED
+    value, takes = OWN_OPTIONS[option]
+    if algorithm == takes:
+        burst = {"burst": 10} if option == "priority_reserve" else {}
+        assert getattr(Limit("10/s", algorithm=algorithm, **burst, **{option: value}), option)
+        return
+    own = ", ".join(each for each, (_, owner) in OWN_OPTIONS.items() if owner == algorithm)
+    with pytest.raises(ConfigurationError) as caught:
+        Limit("10/s", name="api", algorithm=algorithm, **{option: value})
+    text = f"Limit('10/s', name='api'): {option}={value!r} is for algorithm={takes!r}, not {algorithm!r}"
+    assert str(caught.value) == f"{text}, {f'whose own options are {own}' if own else 'which has no option of its own'}"
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ({"limit": 3, "burst": 5}, "burst=5 is for a rate, and limit= makes a Concurrency"),
+        ({"limit": 3, "algorithm": "sliding_log"}, "algorithm='sliding_log' is for a rate, and limit= makes"),
+        ({"limit": 3, "rate": "1/s"}, "rate='1/s' is for a rate, and limit= makes a Concurrency"),
+        ({"rate": "1/s", "lease": 5}, "lease=5 is for a Concurrency, and without limit= this is a rate"),
+    ],
+)
+def test_quota_with_an_option_of_the_other_kind_error_names_it(written: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"quotas\['api'\]: {re.escape(text)}"):
+        Limiter.from_url("redis://127.0.0.1:1/0", quotas={"api": written})
+
+
+def test_settings_describe_rates_and_concurrency() -> None:
+    spec = [{"rate": "10/s", "algorithm": "sliding_log"}, {"limit": 5, "lease": 10}, "1/s", Concurrency(2)]
+    limits = limits_of(spec, {}, "here")
+    assert limits == (Limit("10/s", algorithm="sliding_log"), Concurrency(5, lease=10), Limit("1/s"), Concurrency(2))
+    assert [limit.name for limit in named(limits, "task")] == ["task", "task#2", "task#3", "task#4"]
+    with pytest.raises(ConfigurationError, match=r"here: .*'leese'"):
+        limits_of({"limit": 5, "leese": 10}, {}, "here")
+
+
+@pytest.mark.parametrize(
+    ("template", "fields"),
+    [
+        ("tenant:{tenant_id}", ["tenant_id"]),
+        ("{a}:{b}", ["a", "b"]),
+        ("{a.b.c}:{d[0]}", ["a", "d"]),
+        ("{a!r:>10}", ["a"]),
+        ("{{{braces}}}", ["braces"]),
+    ],
+)
+def test_template_names_its_arguments(template: str, fields: list[str]) -> None:
+    assert template_fields(template) == fields
+    assert Limit("1/s", key=template).key == template
+
+
+# -- Invalid values ----------------------------------------------------------------------------------------------------
+
+WHOLE = "whole number of at least 1"
+LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"algorithm": "gcra"}, r"algorithm='gcra' is not one of token_bucket, leaky_bucket"),
+    ({"algorithm": None}, "algorithm=None is not one of"),
+    ({"algorithm": "concurrency"}, r"algorithm='concurrency' is not one of .*: for places, take Concurrency"),
+    ({"algorithm": "fixed_window", "align": "utc"}, r"align='utc' is not one of clock, first"),
+    ({"refill": "greedy"}, r"refill='greedy' is not one of continuous, interval"),
+    ({"debt": -1}, r"debt=-1 must be a whole number of at least 0"),
+    ({"debt": 1.5}, r"debt=1.5 must be a whole number"),
+    ({"algorithm": "leaky_bucket", "capacity": -1}, r"capacity=-1 must be a whole number of at least 0"),
+    ({"algorithm": "sliding_window", "sub_windows": 1001}, r"sub_windows=1001 is more than 1000, .*'sliding_log'"),
+    ({"algorithm": "sliding_window", "sub_windows": 0}, rf"sub_windows=0 must be a {WHOLE}"),
+    ({"rate": "999999999/d", "algorithm": "sliding_window", "sub_windows": 1}, "raise sub_windows"),
+    ({"warmup": -1}, r"warmup=-1 must be a number of seconds"),
+    ({"warmup": math.inf}, r"warmup=inf must be a number of seconds"),
+    ({"warmup": 1, "debt": 1}, r"exclude one another"),
+    ({"resume_over": -1}, r"resume_over=-1 must be a number of seconds"),
+    ({"refill": "interval", "debt": 1}, r"exclude one another"),
+    ({"headroom": 1}, r"headroom=1 must be a share from 0 to below 1"),
+    ({"headroom": -0.1}, r"headroom=-0.1 must be a share"),
+    ({"headroom": "3%"}, r"headroom='3%' must be a share"),
+    ({"rate": "1/s", "algorithm": "fixed_window", "headroom": 0.1}, "'1/s'.* with headroom=0.1 would never let"),
+    *[
+        ({"rate": rate, "algorithm": "sliding_log"}, f"'{rate}'.* is not a whole number in a whole window.*1/2s")
+        for rate in ("0.5/s", "1.5/m")
+    ],
+    *[
+        ({"burst": burst}, rf"'100/s'.*burst={re.escape(repr(burst))}.*{WHOLE}")
+        for burst in (0, -1, "x", "5", 1.5, 1.0, True, False, None, math.nan, math.inf, [1])
+    ],
+    ({"rate": "1/d", "burst": 100_000}, r"burst=100000.* years to refill"),
+    *[
+        ({"burst": 10, "cost": cost}, rf"cost={re.escape(repr(cost))}")
+        for cost in (0, -1, 1.5, True, False, None, math.nan, math.inf, -math.inf, 1j, [1], b"1")
+    ],
+    ({"burst": 10, "cost": 11}, r"can never grant 11 permits at once: it holds 10 at most.*at least 11"),
+    ({"rate": "5/s", "algorithm": "sliding_log", "cost": 6}, "can never grant"),
+    ({"rate": "5/s", "algorithm": "leaky_bucket", "cost": 2}, "can never grant"),
+    ({"rate": "5/s", "burst": 3, "debt": 2, "cost": 6}, "can never grant"),
+    ({"cost": "estimate"}, r"cost='estimate' takes from 1 permit up, but the limit holds 1 at most.*burst="),
+    ({"cost": len}, r"cost='len' takes.*burst="),
+    ({"algorithm": "leaky_bucket", "capacity": 5, "max_parked": 5}, r"max_parked=5 is about parked tasks, .* capacity"),
+]
+#: Options of limits of either kind.
+COMMON_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name='' must be a text"),
+    ({"name": 5}, "name=5 must be a text"),
+    ({"key": 5}, "key=5 must be a template"),
+    ({"key": b"x"}, "key=b'x' must be a template"),
+    ({"key": "tenant:{"}, "key='tenant:{' is not a template"),
+    ({"key": "tenant:}"}, "key='tenant:}' is not a template"),
+    *[({"key": key}, "must name the task's arguments") for key in ("tenant:{}", "{0}", "tenant:{tenant id}")],
+    ({"key": "{a}", "missing_key": "skip"}, "missing_key='skip' is not one of 'error', 'exempt', 'shared'"),
+    ({"missing_key": "shared"}, "missing_key='shared' is for a limit with key="),
+    *[
+        ({"max_parked": value}, rf"max_parked=.* must be a {WHOLE}")
+        for value in (0, -1, 1.0, 2.5, "9", True, math.nan, 2**53, [1])
+    ],
+    ({"fair": 7}, "fair=7 must be a template"),
+    ({"fair": "{0}"}, r"fair='\{0\}' must name the task's arguments"),
+    ({"fair": "{"}, "is not a template"),
+    ({"weights": {"a": 1}}, "say with fair= who that is"),
+    ({"fair": "{a}", "weights": [("a", 1)]}, "must be a mapping"),
+    ({"fair": "{a}", "weights": {7: 1}}, "has the key 7, which is no text"),
+    ({"fair": "{a}", "weights": {"a": -1}}, "weight -1 of 'a' must be 0"),
+    *[
+        ({"fair": "{a}", "weights": {"a": weight}}, rf"weight {re.escape(repr(weight))} of 'a'")
+        for weight in (math.nan, math.inf, True, "4", 1e308)
+    ],
+    *[({"fair": "{a}", "weights": {"a": weight}}, "from 0.001 to 1000000") for weight in (1e-4, 1e7)],
+]
+CONCURRENCY_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"limit": 0}, r"Concurrency\(0, name='api'\): the limit must be a whole number"),
+    ({"limit": 99999999999}, r"Concurrency\(99999999999, .*: the limit must be a whole number, 1 to 999999999"),
+    ({"limit": 1.5}, r"Concurrency\(1.5, .*: the limit must be a whole number"),
+    ({"limit": True}, r"the limit must be a whole number"),
+    ({"lease": 0}, r"lease=0 must be a number of seconds"),
+    ({"lease": math.nan}, r"lease=nan must be a number of seconds"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        *[(Limit, {"rate": "100/s", **options}, text) for options, text in [*LIMIT_ERRORS, *COMMON_ERRORS]],
+        *[(Concurrency, {"limit": 5, **options}, text) for options, text in [*CONCURRENCY_ERRORS, *COMMON_ERRORS]],
+    ],
+)
+def test_invalid_option_error_names_option_and_limit(kind: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as caught:
+        kind(**{"name": "api", **options})
+    assert "name" in options or "rate" in options or "'api'" in str(caught.value)
+
+
+def test_values_at_the_edge_are_valid() -> None:
+    assert Limit("1/d", burst=10_000).burst == 10_000
+    assert Limit("5/s", burst=3, debt=2, cost=5).most == 5
+    assert Limit("5/s", algorithm="sliding_log", cost=5).most == 5
+    assert Limit("1/s", algorithm="leaky_bucket", max_parked=5).max_parked == 5
+    Limit("99999999/d", algorithm="sliding_window", sub_windows=1000)
+    whole = Limit("100/s", burst=10, cost=2.0).cost  # type: ignore[arg-type]
+    assert (whole, type(whole)) == (2, int)
+    for kind in (Limit("1/s", key="{a}", missing_key="shared"), Concurrency(2, key="{a}", missing_key="shared")):
+        assert kind.missing_key == "shared"
+
+
+def test_check_cost_tells_an_impossible_cost_from_an_invalid_one() -> None:
+    assert check_cost("api", 10, 10) == 10
+    with pytest.raises(ImpossibleRequest) as caught:
+        check_cost("api", 11, 10)
+    assert (caught.value.limit, caught.value.cost, caught.value.capacity) == ("api", 11, 10)
+    with pytest.raises(ConfigurationError, match="multiply all numbers"):
+        check_cost("api", 0.5, 10)
+    assert "it holds 30 at most" in str(ImpossibleRequest("api", 31, Limit("1/s", burst=10, debt=20).most))
+
+
+# -- Actual costs ------------------------------------------------------------------------------------------------------
+
+
+def demand(name: str, taken: int = 1, **options: Any) -> LimitRequest:
+    return LimitRequest(Limit("100/s", burst=100, name=name, **options), name, "", taken)
+
+
+CALLS = demand("calls")
+COMPUTED, TOKENS, BYTES = demand("tokens", 40, cost="tokens"), demand("tokens", 40), demand("bytes", 9)
+
+
+@pytest.mark.parametrize(
+    ("demands", "cost", "name", "actual"),
+    [
+        ([CALLS, COMPUTED], 7, None, [1, 7]),  # the limit whose cost comes from the arguments
+        ([CALLS, TOKENS], 7, None, [1, 7]),  # or which takes more than one
+        ([CALLS, demand("more")], 7, None, [7, 7]),  # or all limits
+        ([CALLS, COMPUTED], 7, "calls", [7, 40]),
+        ([CALLS, TOKENS, BYTES], {"tokens": 7, "calls": 0}, None, [0, 7, 9]),
+        ([CALLS], 7, "other", r"no limit 'other' in this decision \(limits: calls\)"),
+        ([CALLS, TOKENS], {"tokens": 7, "tokes": 1}, None, r"no limit 'tokes' in this decision \(limits: calls, tok"),
+        ([CALLS, TOKENS], {}, None, r"name no limit \(limits: calls, tokens\)"),
+        ([CALLS, TOKENS], {"tokens": 7}, "tokens", "name their limits: leave limit= out"),
+    ],
+)
+def test_actual_costs(demands: list[LimitRequest], cost: Any, name: str | None, actual: Any) -> None:
+    if isinstance(actual, list):
+        assert actual_costs(demands, cost, name) == actual
+    else:
+        with pytest.raises(ConfigurationError, match=actual):
+            actual_costs(demands, cost, name)
+
+
+# -- Limits and decisions as values ------------------------------------------------------------------------------------
+
+
+def test_limit_is_frozen_hashable_and_equal_by_value() -> None:
+    options: dict[str, Any] = {"burst": 5, "name": "api", "key": "{a}", "cost": "n"}
+    limit = Limit("100/s", **options)
+    for same in (Limit("100/s", **options), copy.copy(limit), copy.deepcopy(limit), pickle.loads(pickle.dumps(limit))):
+        assert (same, hash(same)) == (limit, hash(limit))
+    assert limit != replace(limit, burst=6)
+    assert limit != replace(limit, name="other")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        limit.burst = 10  # type: ignore[misc]
+    assert hash(replace(limit, name="new")) == hash(Limit("100/s", **{**options, "name": "new"}))
+    with pytest.raises(ConfigurationError):
+        replace(limit, burst=0)
+    for arguments, more in (((), {"bursts": 5}), ((5,), {})):
+        with pytest.raises(TypeError):
+            Limit("100/s", *arguments, **more)  # type: ignore[arg-type]
+
+
+def test_limit_from_another_process_is_found_in_a_mapping() -> None:
+    """Texts hash differently in every process; a limit that comes from another must hash as one made here."""
+    there = (
+        "import pickle, sys; from celery_ratelimit import Limit;"
+        "limit = pickle.loads(sys.stdin.buffer.read());"
+        "sys.exit(0 if limit in {Limit('100/s', name='api'): 1} else 'not found')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", there],
+        input=pickle.dumps(Limit("100/s", name="api")),
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (Limit("100/s"), "limit: 100/s"),
+        (Limit("100/s", burst=10), "limit: 100/s, burst 10"),
+        (Limit("5/10s", burst=2, name="stripe"), "stripe: 5/10s, burst 2"),
+        (Limit("10/s", algorithm="sliding_log"), "limit: 10/s"),
+        (Concurrency(5, name="gpu"), "gpu: 5 at once"),
+    ],
+)
+def test_limit_prints_as_it_reads(limit: Limit | Concurrency, text: str) -> None:
+    assert str(limit) == text
+    assert eval(repr(limit)) == limit
+
+
+def test_decision_is_a_frozen_value_that_is_true_if_it_allows() -> None:
+    state = LimitState(name="api", key="", capacity=5, remaining=4, reset_after=0.5)
+    decision = Decision(True, 5, 4, 0.0, 0.5, None, (state,))
+    assert decision == Decision(True, 5, 4, 0.0, 0.5, None, (LimitState("api", "", 5, 4, 0.5),))
+    assert hash(decision) == hash(replace(decision))
+    for value in (decision, state):
+        assert not hasattr(value, "__dict__")
+        with pytest.raises(AttributeError):
+            value.remaining = 0  # type: ignore[misc]
+    fields = ["allowed", "capacity", "remaining", "retry_after", "reset_after", "limited_by", "states"]
+    fields += ["queue_full", "id", "_granted_at", "_demands", "_shadow", "permits"]
+    assert [field.name for field in dataclasses.fields(Decision)] == fields
+    assert decision
+    assert not Decision(False, 5, 4, 0.5, 1.0, "api")

@@ -1,0 +1,295 @@
+"""Processes for permits and unlimited tasks, as tables: a given pool and time."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from celery_ratelimit._celery import Pool as CeleryPool
+from celery_ratelimit._celery.pool import _Job
+from celery_ratelimit.worker.capacity import AHEAD, LEAST_SHARE, PoolCapacity
+from celery_ratelimit.worker.expected_turns import ExpectedTurns
+
+NOW = 100.0
+NEVER = float("inf")
+
+
+class Pool:
+    """``processes`` of which ``idle`` are; tasks named ``1`` take one second; all that run began at ``began``."""
+
+    def __init__(
+        self, processes: int, idle: int, running: str = "5", began: float = NOW, has_queue: bool = True
+    ) -> None:
+        self.has_queue = has_queue
+        self.processes, self._idle, self._running, self._began = processes, idle, running, began
+
+    def idle(self, pending: int) -> int:
+        return self._idle
+
+    def mean_runtime(self, name: str) -> float:
+        return float(name)
+
+    def may_free(self, number: int, now: float, seconds: float) -> bool:
+        young = now - self._began < float(self._running) <= seconds
+        return number <= (self.processes if young else 0)
+
+    def frees_soon(self, now: float, seconds: float) -> bool:
+        return self.may_free(1, now, seconds)
+
+
+def capacity(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> PoolCapacity:
+    made = PoolCapacity(Pool(*pool))  # type: ignore[arg-type]
+    for grant in grants:
+        made.reservations.add(NOW + grant, taking)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("pool", "grants", "taking", "may"),
+    [
+        ((4, 4), (), "5", True),
+        ((4, 2), (0.0,), "5", True),
+        ((4, 2), (0.0, 0.01), "5", False),  # both are reserved
+        ((4, 2), (0.0, 0.05), "5", True),  # reserved, but one for later
+        ((1, 1), (0.0,), "0.001", True),  # through in a moment
+        ((1, 1), (0.0,) * 19, "0.001", True),
+        ((1, 1), (0.0,) * 21, "0.001", False),  # 21 ms in 20
+        ((1, 1), (0.0,), "inf", False),  # of unknown runtime
+        ((4, 0, "5"), (), "5", False),  # busy for long: no permit on a guess
+        ((4, 0, "0.001"), (), "5", True),  # one may be free in a moment, and one permit is all that can be lost
+        ((4, 0, "0.001"), (0.0,), "0.001", False),  # and that one is taken
+        ((4, 0, "0.001", NOW - 1), (), "5", False),  # overdue: it says nothing any more
+        ((4, -3, "0.001"), (), "5", False),
+    ],
+)
+def test_permit_needs_a_process(pool: tuple[object, ...], grants: tuple[float, ...], taking: str, may: bool) -> None:
+    assert capacity(*pool, grants=grants, taking=taking).has_for_permit(NOW) is may
+
+
+@pytest.mark.parametrize(
+    ("pool", "grants", "name", "claims", "turn", "may"),
+    [
+        ((2, 1), (), "5", 0, NEVER, True),
+        ((2, 0), (), "5", 0, NEVER, False),  # what is handed over starts
+        ((2, 1), (), "5", 1, NEVER, False),  # a turn has come
+        ((2, 2), (), "5", 1, NEVER, True),
+        ((2, 1), (0.05,), "0.1", 0, NEVER, False),  # it would not be back in time for the permit
+        ((2, 1), (0.05,), "0.01", 0, NEVER, True),  # it will
+        ((2, 1), (), "5", 0, NOW + 0.9, False),  # kept: it would be back in five seconds
+        ((2, 1), (), "5", 0, NOW + 1.1, True),
+        ((2, 1), (), "0.1", 0, NOW + 0.04, False),
+        ((2, 1), (), "0.1", 0, NOW + 0.06, True),  # another process will be free about then
+        ((2, 2), (), "5", 0, NOW + 0.9, True),  # one is kept, not two
+        ((1, 1), (), "5", 0, NOW + 0.9, True),  # the only one is not kept, or nothing unlimited would run
+        ((2, 0, "0.001"), (), "0.001", 0, NOW + 1, True),  # very short ones may wait in the pool
+        ((2, -40, "0.001"), (), "0.001", 0, NOW + 1, True),
+        ((2, -110, "0.001"), (), "0.001", 0, NOW + 1, False),  # 0.05 s of two processes
+        ((2, 0, "0.001"), (), "0.001", 1, NEVER, False),  # not before the task whose turn has come
+        ((2, 0, "0.001"), (), "0.001", 0, NOW + 0.004, False),
+        ((2, 0, "5"), (), "0.001", 0, NOW + 1, False),  # behind long ones they would be late
+        ((2, 0, "0.1"), (), "0.1", 0, NEVER, True),  # while nothing waits: a second's worth
+        ((2, -18, "0.1"), (), "0.1", 0, NEVER, True),
+        ((2, -25, "0.1"), (), "0.1", 0, NEVER, False),
+        ((2, 0, "0.001", NOW, False), (), "0.001", 0, NEVER, False),  # where the gate itself would have to wait
+        ((2, 1, "0.001", NOW, False), (), "0.001", 0, NEVER, True),
+    ],
+)
+def test_unlimited_task_needs_an_unreserved_process(
+    pool: tuple[object, ...], grants: tuple[float, ...], name: str, claims: int, turn: float, may: bool
+) -> None:
+    assert capacity(*pool, grants=grants).for_unlimited(NOW, name, claims=claims, turn=turn) is may
+
+
+def test_removed_reservation_frees_its_process() -> None:
+    made = capacity(4, 1, grants=(0.0, 0.05))
+    assert not made.has_for_permit(NOW)
+    made.reservations.remove(NOW)
+    assert made.has_for_permit(NOW)
+    assert not made.has_for_permit(NOW + 0.05)
+
+
+def test_expected_turn_lasts_until_its_task_returns_or_is_late() -> None:
+    turns = capacity(4, 4).turns
+    assert turns.next(NOW) == NEVER
+    turns.expect("b", "5", NOW + 0.5, NOW)
+    turns.expect("a", "0.1", NOW + 0.2, NOW)
+    assert turns.next(NOW) == NOW + 0.2
+    assert turns.pop("a") == NOW + 0.2
+    assert turns.pop("never expected") == 0.0
+    assert turns.next(NOW) == NOW + 0.5
+    turns.expect("b", "5", NOW + 0.9, NOW)  # another copy
+    assert turns.next(NOW) == NOW + 0.9
+    assert turns.next(NOW + 0.95) == NOW + 0.9, "a timer may be late"
+    assert turns.next(NOW + 2) == NEVER
+
+
+def test_expected_turn_of_a_queue_does_not_expire() -> None:
+    made = capacity(4, 4)
+    made.turns.expect_queue("queue 1", "0.1", NOW + 0.5, NOW)
+    assert made.turns.next(NOW + 60) == NOW + 0.5
+    assert made.kept_for_briefer(NOW + 60, "5") == 1
+    made.turns.pop("queue 1")
+    assert made.turns.next(NOW + 60) == NEVER
+
+
+def test_long_task_leaves_a_process_to_a_waiting_briefer_task() -> None:
+    """Two queues wait for a process, and the queue of the long task has waited longer."""
+    made = capacity(4, 4)
+    for number in (1, 2):
+        made.turns.note_ready(f"queue {number}", "0.1")
+        made.turns.note_ready(f"queue {number + 2}", "5")
+    assert made.kept_for_briefer(NOW, "5") == 1
+    assert made.kept_for_briefer(NOW, "0.1") == 0
+    made.turns.pop("queue 1")
+    assert made.kept_for_briefer(NOW, "5") == 1
+    made.turns.pop("queue 2")
+    assert made.kept_for_briefer(NOW, "5") == 0
+
+
+def test_past_turns_do_not_accumulate() -> None:
+    turns = capacity(4, 4).turns
+    for number in range(1000):
+        turns.expect(str(number), "5", NOW + number + 1, NOW + number)
+        if number % 2:
+            turns.pop(str(number))  # the others were revoked
+    assert sum(map(len, turns._by_name.values())) + len(turns._turns) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "turn", "kept"),
+    [
+        ("2", "0.01", 0.1, 1),  # the brief task's turn comes while the long one would run
+        ("2", "0.01", 1.9, 1),
+        ("2", "0.01", 2.1, 0),  # it has ended by then
+        ("2", "0.4", 0.1, 1),
+        ("2", "0.6", 0.1, 0),  # about as long: in the order of arrival
+        ("0.01", "2", 0.0, 0),
+        ("2", "2", 0.1, 0),
+        ("inf", "0.01", 0.1, 1),  # a task that has not run yet may take long
+        ("2", "inf", 0.1, 1),  # or may be brief
+        ("inf", "inf", 0.1, 0),
+        ("0.05", "inf", 0.1, 0),  # it leaves none to a task that leaves one to it: neither would start
+        ("inf", "0.3", 0.1, 0),
+        ("0.004", "0.0001", 0.001, 0),  # brief enough itself
+    ],
+)
+def test_long_task_leaves_a_process_to_a_briefer_task_with_a_turn(
+    name: str, other: str, turn: float, kept: int
+) -> None:
+    for pool in ((2, 1), (4, 1)):
+        made = capacity(*pool)
+        made.turns.expect("a", other, NOW + turn, NOW)
+        assert made.kept_for_briefer(NOW, name) == kept
+        assert made.has_for_permit(NOW, name) is not bool(kept)
+        assert made.free(NOW, name) == 1 - kept
+
+
+def test_two_tasks_never_wait_for_one_another() -> None:
+    """Brief tasks that took 20 ms on a busy machine, and a long one that has not ended yet, waited for one another."""
+    names = ["0.001", "0.01", "0.05", "0.2", "0.6", "2", "30", "inf"]
+    for one, other in itertools.combinations(names, 2):
+        made = capacity(4, 4)
+        for number, name in enumerate((one, other)):
+            made.turns.note_ready(f"queue {number}", name)
+        assert made.kept_for_briefer(NOW, one) + made.kept_for_briefer(NOW, other) <= 1
+
+
+def keeper(*, keeps: bool = True) -> PoolCapacity:
+    """A worker of six with one process, in which a brief task waits for it."""
+    made = PoolCapacity(Pool(1, 1), lambda: 6, lambda: keeps)  # type: ignore[arg-type]
+    made.turns.note_ready("queue 0", "0.01")
+    return made
+
+
+def test_only_process_is_kept_by_one_worker_of_the_fleet() -> None:
+    assert not keeper().has_for_permit(NOW, "2")
+    assert keeper(keeps=False).has_for_permit(NOW, "2")
+
+
+def test_long_tasks_get_a_bounded_share_of_a_kept_process() -> None:
+    """Not each that has waited for long: beside a long backlog of both, they would have it one after the other."""
+    made, pause = keeper(), round(2 / LEAST_SHARE)
+    went = [second for second in range(3 * pause) if made.has_for_permit(NOW + second, "2")]
+    assert went == [pause, 2 * pause], "long tasks do not starve, and starve no brief ones"
+
+
+def test_keep_time_restarts_after_a_gap() -> None:
+    made, pause = keeper(), 2 / LEAST_SHARE
+    assert not made.has_for_permit(NOW, "2")
+    assert not made.has_for_permit(NOW + 2 * pause, "2"), "no brief task was known in between"
+
+
+def test_long_tasks_are_returned_at_the_pace_of_the_other_workers() -> None:
+    made = keeper()
+    returned = [tenth for tenth in range(100) if made.gives_back(NOW + tenth / 10, "12")]
+    assert returned == list(range(0, 100, 10)), "each of six takes one in 12 s, and twice as often one is offered"
+    assert not keeper().gives_back(NOW, "0.01"), "it is no longer than the one that waits"
+    assert not keeper(keeps=False).gives_back(NOW, "12")
+    several = capacity(2, 1)
+    several.turns.note_ready("queue 0", "0.01")
+    assert not several.gives_back(NOW, "12"), "its other processes run long tasks"
+
+
+def test_expected_backlog_lasts_some_turns_per_worker() -> None:
+    turns = ExpectedTurns(float, lambda: 3)
+    turns.expect_backlog("0.01", NOW + 0.1, 0.5, NOW)
+    assert turns.next(NOW) == NEVER, "it may come to another worker"
+    assert turns.next_briefer("2", NOW) == NOW + 0.1
+    assert turns.next_briefer("2", NOW + 1) == NOW + 1, "it may have its turn at any time"
+    assert turns.next_briefer("2", NOW + 3.2) == NEVER
+
+
+def test_expected_backlog_pauses_with_the_return_queues() -> None:
+    turns = ExpectedTurns(float)
+    turns.expect_backlog("0.01", NOW, 0.05, NOW)
+    turns.pause(NOW + 0.5)
+    turns.resume(NOW + 60)
+    assert turns.next_briefer("2", NOW + 60.4) == NOW + 60.4
+    assert turns.next_briefer("2", NOW + 60.6) == NEVER
+
+
+def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() -> None:
+    made = capacity(2, 1)
+    made.note_saturated(NOW - 5, saturated=True)
+    made.note_saturated(NOW, saturated=False)
+    assert not made.has_for_permit(NOW + 0.01, "2")
+    assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of its runtime"
+    made.note_saturated(NOW, saturated=True)
+    made.note_saturated(NOW + 5, saturated=False)
+    made.stop_listening()
+    assert made.has_for_permit(NOW + 5.01, "2"), "the first task has returned: further ones would be sent back"
+
+
+def busy_pool(*jobs: tuple[str, float]) -> CeleryPool:
+    """Of four processes, busy with tasks of these names, which were handed over so many seconds ago."""
+    made = CeleryPool(SimpleNamespace(num_processes=4, is_green=False))
+    made._mean_runtimes.update(short=0.004, long=5.0)
+    for number, (name, ago) in enumerate(jobs):
+        made._jobs[number] = _Job(name, NOW - ago, None)
+    made.idle = lambda pending: 4 - len(made._jobs)  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("interval", "permits"),
+    [(0.0, 8), (0.001, 4), (0.005, 6), (0.0125, 8), (1.0, 8)],  # a task takes 50 ms, and there are four processes
+)
+def test_max_permits_counts_processes_that_free_within_the_interval(interval: float, permits: int) -> None:
+    some = busy_pool()
+    some._mean_runtimes["half"] = AHEAD / 2
+    assert PoolCapacity(some).max_permits(NOW, "half", interval) == permits
+
+
+def test_max_permits_of_brief_tasks_exceeds_the_processes() -> None:
+    """With a limit that does not bind turns are at once: a store that is 2 ms away had been asked for four by four."""
+    some = busy_pool()
+    assert PoolCapacity(some).max_permits(NOW, "short", 1e-6) == PoolCapacity(some).max_permits(NOW, "short") == 100
+
+
+def test_max_permits_counts_busy_processes_that_end() -> None:
+    """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
+    some = busy_pool(*[("brief", 0.0)] * 3)
+    some._mean_runtimes["brief"] = AHEAD / 5
+    assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5
