@@ -46,11 +46,8 @@ def others_before(fleet: Fleet, number: int) -> int:
     ("throttle", "pool", "apart", "late"),
     [
         ("retry", "prefork", False, False),
-        pytest.param("retry", "prefork", False, True, marks=pytest.mark.slow),
-        pytest.param("retry", "threads", False, False, marks=pytest.mark.slow),
-        pytest.param("retry", "gevent", False, False, marks=pytest.mark.slow),
-        pytest.param("retry", "prefork", True, False, marks=pytest.mark.slow),
         ("wait", "prefork", True, False),
+        pytest.param("retry", "gevent", True, True, marks=pytest.mark.slow),
         pytest.param("wait", "threads", True, True, marks=pytest.mark.slow),
     ],
 )
@@ -105,7 +102,7 @@ def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("throttle", "pool", "size"),
-    [("retry", "prefork", 8), ("retry", "threads", 16), ("retry", "gevent", 16), ("wait", "prefork", 4)],
+    [("retry", "prefork", 8), ("retry", "gevent", 16), ("wait", "threads", 4)],
 )
 def test_no_permit_is_used_long_after_its_time(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str

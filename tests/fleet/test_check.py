@@ -16,7 +16,6 @@ import redis
 from benchmarks.processes import ROOT
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, until
-from tests.rabbitmq import Broker
 
 
 def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
@@ -45,47 +44,38 @@ def until_said(fleet: Fleet, part: str, kind: str = "warnings", **env: str) -> s
 ALWAYS = ("the store keeps nothing on disk", "task 'tests.apps.fleet.overflowing': overflow='later'")
 
 
-def test_a_fleet_that_is_well(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_healthy_fleet_has_no_warning_but_for_a_limit_that_no_worker_has(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
         fleet.start()
         until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
         said = until_said(fleet, "1 worker answered (w0@test); the store at ", "notes")
         assert re.fullmatch(r".* at redis://127\.0\.0\.1:\d+/0 answered in \d+\.\d ms", said), said
-
-
-@pytest.mark.slow
-def test_workers_are_asked_by_way_of_rabbitmq(
-    broker: Broker, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker.url, ratelimit_url=server.url) as fleet:
-        fleet.env["TEST_STRANGE"] = "version"
-        fleet.start()
-        assert until_said(fleet, "worker w0@test has version 0.0.7 of this package")
-
-
-@pytest.mark.parametrize(
-    ("strange", "says"),
-    [
-        ("version", "worker w0@test has version 0.0.7 of this package, and this process "),
-        ("clock", "the clock of worker w0@test is off by about -9"),
-        ("silent", "worker w0@test does not know of `ratelimits`: it has an older version of this package, or none"),
-    ],
-)
-def test_a_worker_that_is_not_as_it_should_be(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strange: str, says: str
-) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.strange") as fleet:
-        fleet.env["TEST_STRANGE"] = strange
-        fleet.start()
-        assert until_said(fleet, says)
-
-
-def test_a_limit_that_no_worker_has(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
-        fleet.start()
         said = until_said(fleet, "no live worker has the limit 'newer' (of tests.apps.slow.newer)", TEST_NEWER="1")
         assert "Start workers of this version of the code" in said
         assert not [each for each in checked(fleet)["warnings"] if "no live worker" in each]
+
+
+#: What is wrong with a worker, and the warning.
+STRANGE = {
+    "version": "has version 0.0.7 of this package, and this process ",
+    "clock": "is off by about -9",
+    "silent": "does not know of `ratelimits`: it has an older version of this package, or none",
+}
+
+
+@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
+def test_strange_workers_are_named(
+    request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, kind: str
+) -> None:
+    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else server.url
+    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker, ratelimit_url=server.url) as fleet:
+        for fleet.env["TEST_STRANGE"] in STRANGE:
+            fleet.launch()
+        fleet.start(number=0)
+        for index, warning in enumerate(STRANGE.values()):
+            assert f"worker w{index}@test" in until_said(fleet, warning)
 
 
 def test_processes_that_are_too_few_for_the_rate(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

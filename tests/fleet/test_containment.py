@@ -57,7 +57,13 @@ def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
 
 
 @pytest.mark.parametrize(
-    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("solo", "threads"))]
+    ("broker_url", "pool"),
+    [
+        ("redis", "prefork"),
+        pytest.param("rabbitmq", "threads", marks=pytest.mark.slow),
+        pytest.param("redis", "solo", marks=pytest.mark.slow),
+    ],
+    indirect=["broker_url"],
 )
 def test_what_a_users_hooks_raise_ends_their_task_alone(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str

@@ -52,7 +52,8 @@ def all_places_are_free(fleet: Fleet, store: redis.Redis) -> None:
 @pytest.mark.parametrize(
     ("pool", "late"),
     [
-        *((pool, False) for pool in POOLS[:3]),
+        ("prefork", False),
+        ("threads", True),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in [("solo", False), ("prefork", True), ("gevent", True)]
@@ -99,20 +100,20 @@ def test_tasks_that_are_terminated(server: EmbeddedServer, store: redis.Redis, t
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("how", ["leaves the process", pytest.param("exits", marks=pytest.mark.slow)])
-def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str) -> None:
+def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with fleet_of(server, tmp_path, "prefork") as fleet:
-        for index in range(3):
-            send(fleet, index, how)
-        fleet.wait_for(3, 30)
-        all_places_are_free(fleet, store)
+        for number, how in enumerate(("leaves the process", "exits")):
+            for index in range(3):
+                send(fleet, 10 * number + index, how)
+            fleet.wait_for(fleet.started() + 3 if number else 3, 30)
+            all_places_are_free(fleet, store)
 
 
 @pytest.mark.parametrize(
     ("how", "pool"),
     [
         ("revoked", "prefork"),
-        *(pytest.param("revoked", pool, marks=pytest.mark.slow) for pool in POOLS[1:3]),
+        pytest.param("revoked", "gevent", marks=pytest.mark.slow),
         pytest.param("expired", "prefork", marks=pytest.mark.slow),
     ],
 )
@@ -147,7 +148,7 @@ def test_a_lost_connection_frees_what_does_not_run(
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[1:3])])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
 def test_tasks_that_run_while_the_connection_is_lost(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:

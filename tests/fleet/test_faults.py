@@ -14,6 +14,15 @@ from celery_ratelimit import Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, assert_never_over, errors, until
 
+#: A task of each throttle, with a limit of its own.
+BOTH = ("retry", "wait")
+
+
+def never_over_by_task(fleet: Fleet, rate: float) -> None:
+    """No more than the rate of each task of ``BOTH``, which were sent in turn."""
+    for task in (0, 1):
+        assert_never_over([permit for permit in fleet.permits() if permit.index % 2 == task], rate)
+
 
 @pytest.fixture
 def limits_store() -> Iterator[EmbeddedServer]:
@@ -41,20 +50,19 @@ def test_script_flush_is_not_noticed(
         assert "WARNING" not in fleet.log().split("ready.")[1]
 
 
-@pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_restarted_store_costs_a_moment_and_nothing_else(
-    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path, throttle: str
+def test_tasks_go_on_when_a_killed_store_is_restarted(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, ratelimit_url=limits_store.url) as fleet:
         fleet.start(number=2)
         for index in range(400):
-            fleet.send(throttle, index)
+            fleet.send(BOTH[index % 2], index)
         fleet.wait_for(100, 20)
         limits_store.kill()
         limits_store.start()
         starts = fleet.wait_for(400, 40)
         assert sorted(start.index for start in starts) == list(range(400))
-        assert_never_over(fleet.permits(), 100)  # its file knew the bucket: nothing was let through twice
+        never_over_by_task(fleet, 100)  # its file knew the buckets: nothing was let through twice
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
         assert not errors(fleet.log(0) + fleet.log(1))
 
@@ -164,54 +172,35 @@ def test_a_killed_worker_loses_nothing_under_acks_late(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("throttle", ["wait", "retry"])
-def test_who_is_held_for_longer_than_the_visibility_timeout_runs_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
-) -> None:
-    options = {"visibility_timeout": 4, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-    with Fleet(server, tmp_path, rate="1/s", broker_transport_options=options) as fleet:
-        fleet.start(number=2)
-        for index in range(12):
-            fleet.send(throttle, index)
-        starts = fleet.wait_for(12, 30)
-        time.sleep(3)
-        assert sorted(start.index for start in fleet.starts()) == list(range(12))
-        assert len(starts) == 12
-        assert_never_over(fleet.permits(), 1)
-
-
-@pytest.mark.slow
-def test_a_countdown_of_the_users_counts_as_being_held(
+def test_task_held_for_longer_than_the_visibility_timeout_runs_once(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """The broker counts from when it hands a message out: with its countdown, what waits would be here too long."""
+    """The broker counts from when it hands a message out: the sender's own countdown is part of the time."""
     options = {"visibility_timeout": 4, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     with Fleet(server, tmp_path, rate="1/s", broker_transport_options=options) as fleet:
         fleet.start(number=2)
-        for index in range(6):
-            fleet.send("wait", index, countdown=3)
-        fleet.wait_for(6, 30)
-        time.sleep(3)
-        assert sorted(start.index for start in fleet.starts()) == list(range(6))
+        for index in range(24):
+            fleet.send(BOTH[index % 2], index, countdown=3 if index % 4 == 3 else None)
+        fleet.wait_for(24, 40)
+        until(lambda: not store.exists("celery", "celery.throttled", "unacked"), 20, "every acknowledgement")
+        assert sorted(start.index for start in fleet.starts()) == list(range(24))
+        never_over_by_task(fleet, 1)
 
 
-@pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_killed_broker_connection_is_survived(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
-) -> None:
+def test_tasks_survive_a_killed_broker_connection(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """What the worker holds, or has back from the parking lot, is taken up anew.
 
     Killed when no message is on its way from the broker: those kombu loses (``BRPOP``), throttled or not.
     """
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         fleet.start()
-        for index in range(8):
-            fleet.send(throttle, index)
-        fleet.wait_for(2, 10)
-        until(lambda: fleet.started() + store.hlen("unacked") == 8, 10, "the worker holding all others")
+        for index in range(16):
+            fleet.send(BOTH[index % 2], index)
+        fleet.wait_for(4, 10)
+        until(lambda: fleet.started() + store.hlen("unacked") == 16, 10, "the worker holding all others")
         store.client_kill_filter(_type="normal", skipme=True)
-        until(lambda: len({start.index for start in fleet.starts()}) == 8, 40, "every task")
-        assert_never_over(fleet.permits(), 4)
+        until(lambda: len({start.index for start in fleet.starts()}) == 16, 40, "every task")
+        never_over_by_task(fleet, 4)
 
 
 def test_a_worker_that_is_stopped_gives_everything_back(

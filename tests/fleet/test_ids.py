@@ -35,13 +35,12 @@ class Ids(Fleet):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_what_replaces_a_task_waits_for_a_place_of_its_own(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
     """It has the id of the one that it replaces, which is still running when it comes."""
     with Ids(server, tmp_path, broker=broker_url) as fleet:
-        fleet.start(QUICK, "-P", pool)
+        fleet.start(QUICK, "-P", "prefork" if broker_url == server.url else "threads")
         for number in range(2):
             fleet.call("replacing", 10 * number, 0.3)
         fleet.wait_for(8, 60)

@@ -15,9 +15,14 @@ TASKS, RATE = 400, 100
 
 
 @pytest.mark.parametrize(
-    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+    ("throttle", "pool"),
+    [
+        ("retry", "prefork"),
+        ("wait", "prefork"),
+        pytest.param("wait", "threads", marks=pytest.mark.slow),
+        pytest.param("retry", "solo", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_a_backlog_leaves_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str
 ) -> None:

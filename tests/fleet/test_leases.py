@@ -37,10 +37,15 @@ def most_at_once(beats: Iterable[records.Start]) -> int:
     return most
 
 
-@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
 @pytest.mark.parametrize(
-    ("pool", "cancels"),
-    [("prefork", False), ("prefork", True), ("threads", False), pytest.param("gevent", False, marks=pytest.mark.slow)],
+    ("kind", "pool", "cancels"),
+    [
+        ("redis", "prefork", True),
+        ("rabbitmq", "prefork", False),
+        ("redis", "threads", False),
+        ("rabbitmq", "threads", True),
+        pytest.param("redis", "gevent", False, marks=pytest.mark.slow),
+    ],
 )
 def test_no_more_run_at_once_while_connections_to_the_broker_are_lost(
     server: EmbeddedServer,

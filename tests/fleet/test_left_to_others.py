@@ -23,8 +23,7 @@ PREFETCHED = 8
 @pytest.fixture(
     params=[
         ("redis", "prefork"),
-        pytest.param(("redis", "threads"), marks=pytest.mark.slow),
-        pytest.param(("rabbitmq", "prefork"), marks=pytest.mark.slow),
+        pytest.param(("rabbitmq", "threads"), marks=pytest.mark.slow),
     ],
     ids="-".join,
 )

@@ -38,9 +38,7 @@ def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[]
         assert "Traceback" not in fleet.log()
 
 
-@pytest.mark.parametrize(
-    "pool", ["solo", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "prefork"))]
-)
+@pytest.mark.parametrize("pool", ["solo", pytest.param("threads", marks=pytest.mark.slow)])
 def test_on_redis(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
     a_backlog_leaves(Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.loopless"), pool, "retry")
     assert not store.exists("celery", "celery.throttled")
@@ -48,14 +46,14 @@ def test_on_redis(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, po
 
 
 @pytest.mark.parametrize(
-    "throttles",
+    ("pool", "throttles"),
     [
-        pytest.param(("retry",), id="retry"),
-        pytest.param(("wait",), id="wait", marks=pytest.mark.slow),
-        pytest.param(("retry", "wait"), id="retry+wait", marks=pytest.mark.slow),
+        ("threads", ("retry",)),
+        pytest.param("solo", ("retry", "wait"), marks=pytest.mark.slow),
+        pytest.param("prefork", ("wait",), marks=pytest.mark.slow),
     ],
+    ids=str,
 )
-@pytest.mark.parametrize("pool", POOLS)
 def test_on_rabbitmq(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, throttles: tuple[str, ...]
 ) -> None:

@@ -54,11 +54,8 @@ def until_repeated(limits: EmbeddedServer, trouble: Callable[[int], None]) -> No
     ("pool", "on_rabbitmq"),
     [
         ("prefork", False),
-        pytest.param("prefork", True, marks=pytest.mark.slow),
         pytest.param("threads", True, marks=pytest.mark.slow),
-        pytest.param("threads", False, marks=pytest.mark.slow),
         pytest.param("solo", False, marks=pytest.mark.slow),
-        pytest.param("solo", True, marks=pytest.mark.slow),
     ],
 )
 def test_the_store_hangs_while_tasks_are_parked(

@@ -30,10 +30,6 @@ QUORUM: dict[str, Any] = {
 #: A second less for each worker: there is nobody whose revoked tasks it could ask for.
 QUICK = "--without-mingle"
 
-KINDS = pytest.mark.parametrize(
-    "conf", [pytest.param({}, id="classic"), pytest.param(QUORUM, id="quorum", marks=pytest.mark.slow)]
-)
-
 
 def indexes(fleet: Fleet) -> list[int]:
     return sorted(start.index for start in fleet.starts())
@@ -45,8 +41,14 @@ def assert_all_acknowledged(fleet: Fleet, broker: Broker, *queues: str) -> None:
     assert broker.ready(*queues) == 0
 
 
-@KINDS
-@pytest.mark.parametrize("throttle", ["retry", "wait"])
+@pytest.mark.parametrize(
+    ("throttle", "conf"),
+    [
+        pytest.param("retry", {}, id="retry, classic"),
+        pytest.param("wait", QUORUM, id="wait, quorum"),
+        pytest.param("retry", QUORUM, id="retry, quorum", marks=pytest.mark.slow),
+    ],
+)
 def test_a_backlog_leaves_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, throttle: str, conf: dict[str, Any]
 ) -> None:
@@ -146,12 +148,11 @@ def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
         assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
 
 
-@KINDS
 def test_a_killed_worker_loses_nothing_under_acks_late(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, conf: dict[str, Any]
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """RabbitMQ hands out at once what a lost connection had: held, on countdown or running."""
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url) as fleet:
         fleet.start(QUICK, number=2)
         for index in range(150):
             fleet.send("late", index)

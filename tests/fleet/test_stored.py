@@ -24,8 +24,7 @@ def parked(fleet: Fleet, task: str) -> int:
     ("task", "pool"),
     [
         ("retry", "prefork"),
-        pytest.param("wait", "prefork", marks=pytest.mark.slow),
-        pytest.param("retry", "threads", marks=pytest.mark.slow),
+        pytest.param("wait", "threads", marks=pytest.mark.slow),
     ],
 )
 def test_a_raised_rate_is_obeyed_by_those_who_wait(

@@ -29,8 +29,7 @@ def most_held(starts: list[records.Start]) -> int:
     return most
 
 
-@pytest.mark.parametrize("task", ["train", "patient_train"])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(("task", "pool"), [("train", "prefork"), ("patient_train", "threads")])
 def test_tasks_hold_no_more_permits_than_there_are(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
