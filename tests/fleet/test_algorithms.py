@@ -225,18 +225,3 @@ def test_each_key_has_its_rate_and_errors_of_the_callable_lose_no_task(
     for own, rate in zip(of_customers, (20, 5, 5), strict=True):
         assert_never_over(own, rate)
     assert_over(of_customers[0], 5)
-
-
-def test_a_plain_process_and_the_fleet_share_the_places(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    limiter = Limiter.from_url(server.url)
-    places = Concurrency(PLACES, name="places", lease=30)
-    mine = [limiter.acquire(places) for _ in range(PLACES)]
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start()
-        fleet.send("patient_place", 0, 0)
-        until(lambda: "throttled by limit 'places'" in fleet.log(), 10, "throttling")
-        assert fleet.started() == 0
-        assert all(map(limiter.release, mine))
-        fleet.wait_for(2, 5)  # begins and ends

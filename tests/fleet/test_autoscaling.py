@@ -23,7 +23,8 @@ def test_what_waits_for_a_limit_gets_no_processes(server: EmbeddedServer, store:
             fleet.send("wait", index)
         fleet.start("--autoscale", "6,1", "-c", "1")
         fleet.wait_for(12, 20)
-        assert fleet.asked("stats")["autoscaler"] == {"min": 1, "max": 6, "current": 1, "qty": 0}
+        idle = {"min": 1, "max": 6, "current": 1, "qty": 0}
+        until(lambda: fleet.asked("stats")["autoscaler"] == idle, 20, "an autoscaler without tasks")
         assert grown(fleet) == 0
         for index in range(12, 18):
             fleet.send("patient_place", index, 8)
@@ -48,4 +49,4 @@ def test_tasks_that_no_limit_holds_up_get_processes(
         for index in range(8):
             fleet.sender.send_task(f"slow_{task}", (index,))
         fleet.wait_for(4, 30)
-        assert fleet.asked("stats")["autoscaler"]["current"] == 4
+        until(lambda: fleet.asked("stats")["autoscaler"]["current"] == 4, 20, "four processes")

@@ -108,7 +108,7 @@ def test_no_permit_is_used_long_after_its_time(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
 ) -> None:
     """Quick tasks, so that processes look as if they would soon be free; then long ones in all of them."""
-    seconds = 3.0
+    seconds = 6.0
     with fleet_of(server, tmp_path, throttle) as fleet:
         fleet.start("-P", pool, "-c", str(size))
         for index in range(100):
@@ -127,15 +127,14 @@ def test_no_permit_is_used_long_after_its_time(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_free(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Celery before 5.7 forgets what they run."""
     with fleet_of(server, tmp_path) as fleet:
-        fleet.start("-P", pool, "-c", "4")
+        fleet.start("-c", "4")
         for index in range(4):
-            send(fleet, UNLIMITED, OTHERS + index, 4.0)
+            send(fleet, UNLIMITED, OTHERS + index, 8.0)
         fleet.wait_for(4, 20)
         # Before there is anything to be read: kombu may lose what it is just reading, limited or not.
         store.client_kill_filter(_type="normal", skipme=True)
@@ -145,20 +144,19 @@ def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_f
         permits = fleet.permits()
         assert_never_over(permits, RATE)
         good = {permit.index: permit.at for permit in permits}
-        assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 2.0
+        assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 4.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_limit_above_what_the_pool_can_do_does_not_keep_others_out(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """There are always more who come back from the lot, and have their turn, than there are processes."""
     with fleet_of(server, tmp_path) as fleet:
         fleet.env["TEST_RATE"] = "100/s"
         for index in range(800):
             fleet.sender.send_task(LIMITED, args=[index, 0.1], queue="limited")
-        fleet.start("-P", pool, "-c", "2", "-Q", "limited,celery")
+        fleet.start("-c", "2", "-Q", "limited,celery")
         fleet.wait_for(80, 40)
         for index in range(3):
             send(fleet, UNLIMITED, OTHERS + index, 0.05)

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 
 from benchmarks.processes import ROOT
@@ -65,12 +64,8 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def test_strange_workers_are_named(
-    request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, kind: str
-) -> None:
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else server.url
-    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker, ratelimit_url=server.url) as fleet:
+def test_strange_workers_are_named(server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker_url, ratelimit_url=server.url) as fleet:
         for fleet.env["TEST_STRANGE"] in STRANGE:
             fleet.launch()
         fleet.start(number=0)

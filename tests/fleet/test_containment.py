@@ -51,11 +51,6 @@ def holds_nothing(fleet: Fleet) -> bool:
     return all(replies) and not any(requests for reply in replies for requests in reply.values())
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
-    return server.url if request.param == "redis" else request.getfixturevalue("broker").url
-
-
 @pytest.mark.parametrize(
     ("broker_url", "pool"),
     [
@@ -105,12 +100,10 @@ def test_what_a_users_hooks_raise_ends_their_task_alone(
             assert not store.exists("celery", "celery.throttled", "unacked")
 
 
-def test_half_of_a_surrogate_pair_in_a_key(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
-) -> None:
+def test_half_of_a_surrogate_pair_in_a_key(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """It is valid JSON, and users' data. Tasks of that key are limited, parked, held and run as any others."""
     half = json.loads('"\\ud83d"')
-    with Falling(server, tmp_path, broker=broker_url) as fleet:
+    with Falling(server, tmp_path) as fleet:
         fleet.start(QUICK)
         for index in range(10):
             fleet.call("of_tenant", index, half)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import redis
 
 from celery_ratelimit import Limiter
@@ -14,13 +13,11 @@ from tests.fleet_of import Fleet, assert_never_over, errors, until
 BIG, SMALL = 300, 10
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def test_a_small_tenant_is_not_behind_the_backlog_of_a_big_one(
-    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Those that have left the lot have slots within a second; then every second one is of the small tenant."""
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    with Fleet(server, tmp_path, rate="20/s", broker=broker, ratelimit_url=server.url) as fleet:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
         for index in range(BIG):
             fleet.send("shared", index, "big")
         fleet.start(number=2)

@@ -21,11 +21,6 @@ APP = "tests.apps.ids"
 QUICK = "--without-mingle"
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
-    return server.url if request.param == "redis" else request.getfixturevalue("broker").url
-
-
 class Ids(Fleet):
     def __init__(self, server: EmbeddedServer, directory: Path, **conf: Any) -> None:
         super().__init__(server, directory, app=APP, **conf)
@@ -52,7 +47,11 @@ def test_what_replaces_a_task_waits_for_a_place_of_its_own(
         until(lambda: not store.keys("*{one}*leases"), 20, "every place being given back")
 
 
-@pytest.mark.parametrize("task", ["numbered", pytest.param("patient", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("broker_url", "task"),
+    [("redis", "numbered"), pytest.param("rabbitmq", "patient", marks=pytest.mark.slow)],
+    indirect=["broker_url"],
+)
 def test_an_id_that_is_used_again_loses_nothing(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
 ) -> None:

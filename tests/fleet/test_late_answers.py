@@ -23,7 +23,7 @@ SECONDS = 3.5
 
 
 @pytest.mark.parametrize(
-    "choice", ["defer", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("allow", "local", "raise"))]
+    "choice", ["defer", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("local", "raise"))]
 )
 def test_no_task_runs_twice_and_none_is_lost(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str

@@ -23,11 +23,6 @@ PLAIN, RETRY = "tests.apps.fleet.plain", "tests.apps.fleet.retry"
 GRACE = 3.0
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
-    return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
-
-
 def deploy(fleet: Fleet, **conf: Any) -> None:
     """What the workers that are started from now on have as settings."""
     fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": GRACE, **conf})

@@ -148,22 +148,6 @@ def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
         assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
 
 
-def test_a_killed_worker_loses_nothing_under_acks_late(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
-    """RabbitMQ hands out at once what a lost connection had: held, on countdown or running."""
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url) as fleet:
-        fleet.start(QUICK, number=2)
-        for index in range(150):
-            fleet.send("late", index)
-        until(lambda: fleet.started() >= 30 and "throttled by" in fleet.log(0), 20, "tasks that wait")
-        fleet.kill(0)
-        assert fleet.started() < 140, "there was nothing left to lose"
-        until(lambda: set(indexes(fleet)) == set(range(150)), 40, "every task")
-        assert_never_over(fleet.permits(), 50)
-        assert len(fleet.starts()) - 150 <= 4  # what the two killed processes were at, and had just done
-
-
 def test_a_key_with_a_long_line_does_not_hold_up_another(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:

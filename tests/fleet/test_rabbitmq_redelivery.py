@@ -41,7 +41,6 @@ def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
     ("arguments", "closed"),
     [
         pytest.param({}, 1, id="learned"),
-        pytest.param({"x-consumer-timeout": 4000}, 0, id="declared", marks=pytest.mark.slow),
         pytest.param({"x-consumer-timeout": 4000, "x-queue-type": "quorum"}, 0, id="quorum", marks=pytest.mark.slow),
     ],
 )

@@ -30,11 +30,6 @@ def received(fleet: Fleet, id: str, index: int = 0) -> int:
     return fleet.log(index).count(f"[{id}] received")
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
-    return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
-
-
 # -- Split workers -----------------------------------------------------------------------------------------------------
 
 QUORUM = {"x-queue-type": "quorum"}
