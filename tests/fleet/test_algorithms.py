@@ -37,7 +37,7 @@ def ended(fleet: Fleet) -> int:
 
 
 @pytest.mark.parametrize(("task", "pool"), [("place", "threads"), ("patient_place", "prefork")])
-def test_no_more_than_so_many_at_once_and_every_place_is_used(
+def test_running_tasks_never_exceed_the_concurrency_limit(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -60,7 +60,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("task", ["place", "patient_place"])
-def test_law_3_a_place_that_tasks_wait_for_costs_hardly_more_than_one_script_a_task(
+def test_waiting_for_a_lease_costs_at_most_two_and_a_half_scripts_per_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     """Before a place was handed on, it was five: each waiting line asked four times a second, and at each end."""
@@ -78,7 +78,7 @@ def test_law_3_a_place_that_tasks_wait_for_costs_hardly_more_than_one_script_a_t
     assert sum(count for verb, count in verbs.items() if verb) <= 60 * 2.5, verbs
 
 
-def test_a_worker_without_a_place_asks_once_a_second_and_hears_of_one(
+def test_worker_that_waits_for_a_lease_polls_once_a_second_and_is_notified(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     limiter = Limiter.from_url(server.url)
@@ -116,9 +116,7 @@ def test_a_failed_task_releases_its_place_and_a_long_one_keeps_it_beyond_the_lea
         assert most_at_once([note for note in fleet.starts() if not 0 <= note.index < 12]) == PLACES
 
 
-def test_the_place_of_a_killed_worker_is_free_after_its_lease(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_killed_workers_leases_expire(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start("-c", "3")
         for index in range(3):
@@ -133,7 +131,7 @@ def test_the_place_of_a_killed_worker_is_free_after_its_lease(
 
 
 @pytest.mark.slow
-def test_without_the_store_local_lets_each_worker_have_its_share_of_the_places(
+def test_each_worker_has_its_share_of_leases_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with embedded_server(persist=True) as limits_store:
@@ -151,9 +149,7 @@ def test_without_the_store_local_lets_each_worker_have_its_share_of_the_places(
             assert most_at_once(fleet.starts()) <= PLACES + 2  # and those who were let in meanwhile
 
 
-def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_full_leaky_bucket_refuses_tasks_at_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path) as fleet:
         name = "tests.apps.fleet.leaky"
         leaky = Limit("10/s", algorithm="leaky_bucket", capacity=5, name=name)
@@ -183,7 +179,7 @@ def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp
         assert fleet.sent_back() <= 60 * len(most) * AGAIN
 
 
-def test_any_mix_is_one_decision(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_limits_of_three_algorithms_hold_together(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="10/s") as fleet:
         fleet.start(number=2)
         for index in range(40):
@@ -211,7 +207,7 @@ def test_a_task_settles_its_cost_once_and_by_the_names_of_its_limits(
     assert limiter.peek(Limit("10/s", burst=100, name="tokens")).reset_after > 5.5, "more than the 50 that were charged"
 
 
-def test_each_key_has_its_rate_and_errors_of_the_callable_lose_no_task(
+def test_keys_with_rates_from_a_callable_keep_them_despite_its_errors(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path) as fleet:

@@ -17,7 +17,9 @@ def grown(fleet: Fleet) -> int:
     return sum(int(number) for number in re.findall(r"Scaling up (\d+) processes", fleet.log()))
 
 
-def test_what_waits_for_a_limit_gets_no_processes(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_autoscaler_starts_no_process_for_throttled_tasks(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         for index in range(12):
             fleet.send("wait", index)
@@ -41,7 +43,7 @@ def test_what_waits_for_a_limit_gets_no_processes(server: EmbeddedServer, store:
 
 
 @pytest.mark.parametrize("task", ["wait", "retry", "unlimited"])
-def test_tasks_that_no_limit_holds_up_get_processes(
+def test_autoscaler_starts_processes_for_granted_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     with Fleet(server, tmp_path, rate="1000/s", app="tests.apps.growing_pool") as fleet:

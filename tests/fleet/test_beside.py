@@ -51,7 +51,7 @@ def others_before(fleet: Fleet, number: int) -> int:
         pytest.param("wait", "threads", True, True, marks=pytest.mark.slow),
     ],
 )
-def test_limited_tasks_have_their_turns(
+def test_limited_and_unlimited_tasks_alternate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str, apart: bool, late: bool
 ) -> None:
     """Four processes start four of the others between two limited ones, if nobody starves."""
@@ -71,7 +71,7 @@ def test_limited_tasks_have_their_turns(
 
 
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_limit_that_nobody_uses_is_passed_in_the_order_of_arrival(
+def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
 ) -> None:
     with fleet_of(server, tmp_path, throttle) as fleet:
@@ -85,7 +85,7 @@ def test_a_limit_that_nobody_uses_is_passed_in_the_order_of_arrival(
         assert 10 <= others_before(fleet, 1) <= 60
 
 
-def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
+def test_process_is_kept_free_for_tasks_that_were_just_parked(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """At a worker's start long tasks are there before the first limited one has come back from its lot."""
@@ -104,7 +104,7 @@ def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
     ("throttle", "pool", "size"),
     [("retry", "prefork", 8), ("retry", "gevent", 16), ("wait", "threads", 4)],
 )
-def test_no_permit_is_used_long_after_its_time(
+def test_permits_are_used_soon_after_they_are_granted(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
 ) -> None:
     """Quick tasks, so that processes look as if they would soon be free; then long ones in all of them."""
@@ -127,7 +127,7 @@ def test_no_permit_is_used_long_after_its_time(
 
 
 @pytest.mark.slow
-def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_free(
+def test_busy_processes_stay_busy_when_the_connection_is_lost(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Celery before 5.7 forgets what they run."""
@@ -148,7 +148,7 @@ def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_f
 
 
 @pytest.mark.slow
-def test_a_limit_above_what_the_pool_can_do_does_not_keep_others_out(
+def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """There are always more who come back from the lot, and have their turn, than there are processes."""

@@ -73,7 +73,9 @@ def test_strange_workers_are_named(server: EmbeddedServer, store: redis.Redis, b
             assert f"worker w{index}@test" in until_said(fleet, warning)
 
 
-def test_processes_that_are_too_few_for_the_rate(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_too_few_processes_for_the_rate_are_reported(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Little's law: 20/s of half a second want ten; and more of what takes a while longer on a busy machine."""
     with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
         fleet.start("-c", "2", number=2)
@@ -87,7 +89,7 @@ def test_processes_that_are_too_few_for_the_rate(server: EmbeddedServer, store: 
         until_said(fleet, "limit 'slow': 20/s of tasks that take 0.5")
 
 
-def test_a_store_that_takes_few_clients(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_low_maxclients_of_the_store_is_reported(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with embedded_server() as small, redis.Redis.from_url(small.url) as client:
         client.config_set("maxclients", 50)
         with Fleet(server, tmp_path, app="tests.apps.slow", ratelimit_url=small.url) as fleet:

@@ -23,7 +23,7 @@ def start_skewed(fleet: Fleet, *skews: int) -> None:
         fleet.start()
 
 
-def test_clocks_that_are_wrong_end_no_task_before_its_queue_would(
+def test_wrong_clocks_expire_no_task_early(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     queues = {"jobs": {"queue_arguments": {"x-message-ttl": 300_000}}}
@@ -38,7 +38,7 @@ def test_clocks_that_are_wrong_end_no_task_before_its_queue_would(
 @pytest.mark.parametrize(
     "skews", [(-3600, 300), pytest.param((-2, 10), marks=pytest.mark.slow)], ids=["far off", "slightly off"]
 )
-def test_a_worker_whose_clock_is_wrong_runs_each_task_once_at_its_permit(
+def test_workers_with_wrong_clocks_run_each_task_once_and_hold_the_rate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, skews: tuple[int, int]
 ) -> None:
     with Fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:

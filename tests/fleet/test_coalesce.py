@@ -50,7 +50,7 @@ def last(id: str, ended: dict[str, str]) -> str:
     ("which", "kind", "workers"),
     [("newest", "redis", 1), ("oldest", "redis", 2), pytest.param("newest", "rabbitmq", 2, marks=pytest.mark.slow)],
 )
-def test_one_of_each_account_runs(
+def test_equal_waiting_tasks_end_in_favour_of_one_that_runs(
     server: EmbeddedServer,
     store: redis.Redis,
     request: pytest.FixtureRequest,
@@ -81,7 +81,7 @@ def test_one_of_each_account_runs(
         until(lambda: not fleet.parking_lots().lots(f"tests.apps.fleet.{which}"), 20, "the lot being empty")
 
 
-def test_tasks_of_a_canvas_are_left_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_tasks_of_a_canvas_are_not_coalesced(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         fleet.start()
         app = fleet.sender
@@ -101,7 +101,7 @@ def test_tasks_of_a_canvas_are_left_alone(server: EmbeddedServer, store: redis.R
         *[pytest.param(step, marks=pytest.mark.slow) for step in ("before it parks", "published, not reported")],
     ],
 )
-def test_a_worker_that_is_killed_loses_none_and_ends_none_twice(
+def test_killed_worker_loses_no_coalesced_task_and_ends_none_twice(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
 ) -> None:
     with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:

@@ -31,7 +31,7 @@ def said(app: Celery, *arguments: str) -> Any:
     return json.loads(found.output)
 
 
-def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="1/m") as fleet:
         app, lots = fleet.sender, ParkingLots(fleet.sender)
         first = fleet.send("retry", 0)
@@ -59,7 +59,7 @@ def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redi
         assert "waits for its countdown to end" in str(lots.explain(later.id))
 
 
-def test_watch_shows_what_is_throttled(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_watch_shows_throttled_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="1/m") as fleet:
         fleet.start("-E")
         with ThreadPoolExecutor(1) as threads:
@@ -76,7 +76,7 @@ def test_watch_shows_what_is_throttled(server: EmbeddedServer, store: redis.Redi
         assert {each["uuid"] for each in events} <= results
 
 
-def test_celery_s_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     limiter = Limiter.from_url(server.url, quotas={NAME: Limit("100/s", name=NAME)})
     with Fleet(server, tmp_path) as fleet:
         fleet.start(number=2)

@@ -16,7 +16,7 @@ from tests.fleet_of import Fleet, errors, until
 APP = "tests.apps.companions"
 
 
-def test_a_task_with_models_has_a_limit_for_each_tenant_by_a_field(
+def test_pydantic_task_has_a_limit_for_each_tenant_by_a_field(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, app=APP) as fleet:
@@ -34,7 +34,7 @@ def test_a_task_with_models_has_a_limit_for_each_tenant_by_a_field(
         assert fleet.started() == 3
 
 
-def test_a_lock_is_released_where_a_limit_ends_the_task(
+def test_locks_of_other_packages_are_released_when_a_limit_ends_the_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """``on_throttled_out``, ``on_failure`` or ``after_return`` release it, so that the same call is sent again."""
@@ -62,7 +62,7 @@ def is_lock(key: str) -> bool:
     return key.startswith(("SINGLETONLOCK_", "qo_", "h-lock:"))
 
 
-def test_a_task_hears_once_that_a_limit_has_ended_it(
+def test_on_throttled_out_is_called_once_for_each_ended_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, app=APP) as fleet:

@@ -60,7 +60,7 @@ def holds_nothing(fleet: Fleet) -> bool:
     ],
     indirect=["broker_url"],
 )
-def test_what_a_users_hooks_raise_ends_their_task_alone(
+def test_errors_in_user_hooks_end_only_their_task(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
 ) -> None:
     with Falling(server, tmp_path, rate="1/h", broker=broker_url) as fleet:
@@ -100,7 +100,9 @@ def test_what_a_users_hooks_raise_ends_their_task_alone(
             assert not store.exists("celery", "celery.throttled", "unacked")
 
 
-def test_half_of_a_surrogate_pair_in_a_key(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_key_with_half_of_a_surrogate_pair_is_limited_as_any_other(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """It is valid JSON, and users' data. Tasks of that key are limited, parked, held and run as any others."""
     half = json.loads('"\\ud83d"')
     with Falling(server, tmp_path) as fleet:
@@ -120,7 +122,7 @@ def test_half_of_a_surrogate_pair_in_a_key(server: EmbeddedServer, store: redis.
 
 
 @pytest.mark.slow
-def test_properties_of_the_sender_that_no_worker_may_set(
+def test_sender_properties_that_rabbitmq_refuses_from_workers_are_dropped(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """RabbitMQ refuses a ``user_id`` that is not the publisher's, by closing the channel that the worker listens on."""
@@ -171,7 +173,9 @@ def until_or_dead(fleet: Falling, store: redis.Redis, timeout: float, done: Call
 
 
 @pytest.mark.slow
-def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_generated_messages_on_redis_stop_no_worker_and_no_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Generated ones, raw, in the queue of real workers, mixed with good ones: these run, and nothing stays."""
     with Falling(server, tmp_path, rate="20/s") as fleet:
         fleet.start(QUICK, number=2)
@@ -199,7 +203,7 @@ def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_
 
 
 @pytest.mark.slow
-def test_any_message_of_rabbitmq_ends_alone(
+def test_generated_messages_on_rabbitmq_stop_no_worker_and_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     with Falling(server, tmp_path, rate="20/s", broker=broker.url) as fleet:
@@ -240,7 +244,7 @@ def test_any_message_of_rabbitmq_ends_alone(
         raise AssertionError("a message comes back again and again")
 
 
-def test_what_nobody_has_foreseen_ends_the_task_that_it_happens_to(
+def test_unforeseen_error_at_any_step_ends_only_its_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """At any step of the gate: whoever stands behind it in its line goes on, and places are given back."""
@@ -270,7 +274,7 @@ def test_what_nobody_has_foreseen_ends_the_task_that_it_happens_to(
         until(lambda: store.zcard("ratelimit:v1:{places}::leases") == 0, 10, "every place being given back")
 
 
-def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
+def test_unreadable_parked_message_does_not_block_the_backlog(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="10/s") as fleet:
@@ -291,7 +295,7 @@ def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
 
 
 @pytest.mark.slow
-def test_a_message_that_goes_to_several_queues_is_not_copied_again(
+def test_returned_message_with_cc_header_is_not_copied_again(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """RabbitMQ sends a message to those in its header ``CC``, too, whoever publishes it."""

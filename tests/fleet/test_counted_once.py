@@ -25,7 +25,9 @@ LATE = 0.5
 @pytest.mark.slow
 # Whoever has imported the fleet's app in this process has its tasks, of the same names, in each app.
 @pytest.mark.filterwarnings("ignore:Task name:celery.exceptions.CeleryWarning")
-def test_5000_tasks_and_a_killed_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     options = {"visibility_timeout": 6, "unacked_restore_throttle": 1}
     rate = f"{RATE}/s"
     app = Celery("reads", broker=server.url, set_as_current=False)

@@ -60,7 +60,7 @@ def all_places_are_free(fleet: Fleet, store: redis.Redis) -> None:
         ),
     ],
 )
-def test_tasks_that_end_by_themselves(
+def test_ended_tasks_release_their_leases(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, late: bool
 ) -> None:
     with fleet_of(server, tmp_path, pool, task_acks_late=late) as fleet:
@@ -79,7 +79,7 @@ def test_tasks_that_end_by_themselves(
         pytest.param("gevent", "time_limit", marks=pytest.mark.slow),
     ],
 )
-def test_tasks_that_a_time_limit_ends(
+def test_time_limit_releases_the_lease(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, kind: str
 ) -> None:
     """The other pools of Celery have none."""
@@ -91,7 +91,9 @@ def test_tasks_that_a_time_limit_ends(
 
 
 @pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[2:4])])
-def test_tasks_that_are_terminated(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
+def test_terminated_task_releases_its_lease(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
     with fleet_of(server, tmp_path, pool) as fleet:
         results = [send(fleet, index, "takes long") for index in range(2)]
         fleet.wait_for(2, 20)
@@ -100,7 +102,7 @@ def test_tasks_that_are_terminated(server: EmbeddedServer, store: redis.Redis, t
         all_places_are_free(fleet, store)
 
 
-def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_lost_process_releases_the_lease(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with fleet_of(server, tmp_path, "prefork") as fleet:
         for number, how in enumerate(("leaves the process", "exits")):
             for index in range(3):
@@ -117,7 +119,7 @@ def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis,
         pytest.param("expired", "prefork", marks=pytest.mark.slow),
     ],
 )
-def test_tasks_that_end_while_they_wait_for_a_process(
+def test_task_revoked_or_expired_before_it_runs_releases_its_lease(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, how: str
 ) -> None:
     with fleet_of(server, tmp_path, pool) as fleet:
@@ -137,7 +139,7 @@ def test_tasks_that_end_while_they_wait_for_a_process(
 
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_a_lost_connection_frees_what_does_not_run(
+def test_lost_connection_releases_leases_of_tasks_that_do_not_run(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:
     with fleet_of(server, tmp_path, pool) as fleet:
@@ -149,7 +151,7 @@ def test_a_lost_connection_frees_what_does_not_run(
 
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
-def test_tasks_that_run_while_the_connection_is_lost(
+def test_tasks_that_run_through_a_lost_connection_release_their_leases(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:
     """Celery before 5.7 does not hear of their ends, on prefork."""

@@ -110,7 +110,7 @@ def test_three_to_one_over_a_thousand_starts(server: EmbeddedServer, store: redi
         assert abs(gold - 750) <= 20
 
 
-def test_ten_behind_ten_thousand_have_every_second_turn(
+def test_ten_tasks_behind_ten_thousand_alternate_with_them(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     calls = [("big",)] * 10_000 + [("small",)] * 10
@@ -121,7 +121,9 @@ def test_ten_behind_ten_thousand_have_every_second_turn(
         assert max(map(order.index, small)) < 20 + LEFT * 100 + HELD
 
 
-def test_what_people_do_meanwhile_loses_nobody(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_operator_actions_on_a_fair_backlog_lose_no_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Tasks are revoked, released and thrown away, tenants are held back and let go, and weights change."""
     random = Random(7)
     calls = [(tenant, random.randint(1, DEAREST)) for tenant in WEIGHTS for _ in range(8)]

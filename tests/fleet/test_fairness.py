@@ -37,9 +37,7 @@ def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(
         assert not errors(fleet.log())
 
 
-def test_a_weight_that_is_changed_holds_for_those_that_wait(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_changed_weight_applies_to_waiting_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """One tenant is held back, and goes on when it has a weight again."""
     with Fleet(server, tmp_path, rate="50/s") as fleet:
         limiter = Limiter.from_url(server.url)

@@ -31,7 +31,7 @@ def limits_store() -> Iterator[EmbeddedServer]:
 
 
 @pytest.mark.slow
-def test_script_flush_is_not_noticed(
+def test_script_flush_changes_nothing(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     """In a store of its own: kombu has a script at the broker, and warns if it is flushed twice in a row."""
@@ -67,7 +67,7 @@ def test_tasks_go_on_when_a_killed_store_is_restarted(
 
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
-def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
+def test_defer_delays_only_limited_tasks_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path, how: str
 ) -> None:
     with Fleet(server, tmp_path, rate="20/s", ratelimit_url=limits_store.url) as fleet:
@@ -95,7 +95,7 @@ def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
         until(lambda: "store is back" in fleet.log(), 10, "the end of the outage in the log")
 
 
-def test_without_the_store_allow_lets_everything_through(
+def test_allow_lets_all_tasks_start_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "allow"}
@@ -108,7 +108,7 @@ def test_without_the_store_allow_lets_everything_through(
 
 
 @pytest.mark.slow
-def test_without_the_store_local_lets_each_worker_have_its_share(
+def test_local_lets_each_worker_have_its_share_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "local"}
@@ -125,7 +125,7 @@ def test_without_the_store_local_lets_each_worker_have_its_share(
         assert starts[-1].at - killed >= 118 / 40
 
 
-def test_without_the_store_raise_fails_the_task(
+def test_raise_fails_the_task_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "raise"}
@@ -169,9 +169,7 @@ def test_tasks_survive_a_killed_broker_connection(server: EmbeddedServer, store:
         never_over_by_task(fleet, 4)
 
 
-def test_a_worker_that_is_stopped_gives_everything_back(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_stopped_worker_requeues_all_waiting_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Stopped as the next of each kind is in the worker and waits for its turn; no task is just being started."""
     with Fleet(server, tmp_path, rate="30/m") as fleet:
         for index in range(100):

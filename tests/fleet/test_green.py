@@ -69,7 +69,7 @@ def test_a_backlog_leaves_at_the_rate(
 
 
 @pytest.mark.parametrize("task", ["place", "patient_place"])
-def test_places_hold_and_are_given_back_at_once(
+def test_concurrency_limit_holds_and_leases_are_released(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], task: str
 ) -> None:
     with green_fleet(server, tmp_path) as fleet:
@@ -86,7 +86,7 @@ def test_places_hold_and_are_given_back_at_once(
 
 
 @pytest.mark.slow
-def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
+def test_store_outage_of_two_seconds_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...]
 ) -> None:
     with (
@@ -108,7 +108,7 @@ def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
         assert fleet.log().count("WARNING/MainProcess] the limiter's store did not") == 1
 
 
-def test_a_new_rate_and_a_pause_reach_those_who_wait(
+def test_new_rate_and_ended_pause_apply_to_waiting_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...]
 ) -> None:
     name = "tests.apps.fleet.retry"
@@ -129,7 +129,7 @@ def test_a_new_rate_and_a_pause_reach_those_who_wait(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
-def test_new_rates_while_the_store_is_being_asked(
+def test_changing_rates_with_a_slow_store_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], throttle: str
 ) -> None:
     """With a store that takes its time, some greenlet is nearly always in the middle of the gate."""
@@ -148,7 +148,7 @@ def test_new_rates_while_the_store_is_being_asked(
 
 
 @pytest.mark.slow
-def test_a_warm_shutdown_in_the_middle_gives_everything_back(
+def test_warm_shutdown_requeues_all_waiting_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...]
 ) -> None:
     with green_fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:

@@ -31,7 +31,9 @@ def asked(store: redis.Redis) -> int:
 @pytest.mark.parametrize(
     "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "gevent"))]
 )
-def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
+def test_idle_worker_leaves_the_store_alone_and_is_notified(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
     with Fleet(server, tmp_path, rate="20/s") as fleet:
         fleet.start("-P", pool)
         for index in range(40):

@@ -30,7 +30,7 @@ class Ids(Fleet):
 
 
 @pytest.mark.slow
-def test_what_replaces_a_task_waits_for_a_place_of_its_own(
+def test_replacing_task_waits_for_a_lease_of_its_own(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
     """It has the id of the one that it replaces, which is still running when it comes."""
@@ -52,7 +52,7 @@ def test_what_replaces_a_task_waits_for_a_place_of_its_own(
     [("redis", "numbered"), pytest.param("rabbitmq", "patient", marks=pytest.mark.slow)],
     indirect=["broker_url"],
 )
-def test_an_id_that_is_used_again_loses_nothing(
+def test_reused_task_id_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
 ) -> None:
     with Ids(server, tmp_path, rate="2/s", broker=broker_url) as fleet:
@@ -71,7 +71,7 @@ def test_an_id_that_is_used_again_loses_nothing(
         assert not fleet.parking_lots().lots()
 
 
-def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None:
+def test_redelivered_message_keeps_its_stored_id(broker_url: str) -> None:
     """Of two copies that are the same in all that a sender can see, on Redis each is one of its own."""
     ids = []
 
@@ -106,13 +106,13 @@ def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None
     ],
     ids=["returned", "handed back"],
 )
-def test_what_has_come_back_keeps_what_it_was_known_by(headers: dict[str, Any]) -> None:
+def test_returned_message_keeps_its_stored_id(headers: dict[str, Any]) -> None:
     message = SimpleNamespace(headers=headers, body=b"", properties={}, channel=None)
     request = SimpleNamespace(id="this", message=message, request_dict={})
     assert stored_id(request, "jobs") == "as@it.said"
 
 
-def test_ids_differ_by_attempt_nesting_body_and_queue() -> None:
+def test_stored_ids_differ_by_attempt_nesting_body_and_queue() -> None:
     def known_as(id: str = "this", queue: str = "jobs", body: bytes = b"1", **fields: Any) -> str:
         message = SimpleNamespace(headers={}, body=body, properties={"delivery_tag": 1}, channel=None)
         return stored_id(SimpleNamespace(id=id, message=message, request_dict=fields), queue)

@@ -14,7 +14,7 @@ LOW, HIGH = 200, 10
 QUEUES = {"celery": {"queue_arguments": {"x-max-priority": 9}}}
 
 
-def test_the_important_pass_a_backlog(
+def test_tasks_of_high_priority_pass_a_backlog(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
     """They wait for those that have left the lot, which have slots within a second, and to be taken in."""

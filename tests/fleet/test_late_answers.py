@@ -25,7 +25,7 @@ SECONDS = 3.5
 @pytest.mark.parametrize(
     "choice", ["defer", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("local", "raise"))]
 )
-def test_no_task_runs_twice_and_none_is_lost(
+def test_late_store_replies_lose_and_repeat_no_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
 ) -> None:
     with embedded_server() as limits, relay_to(limits) as relay, redis.Redis.from_url(limits.url) as of_limits:

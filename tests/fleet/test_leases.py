@@ -47,7 +47,7 @@ def most_at_once(beats: Iterable[records.Start]) -> int:
         pytest.param("redis", "gevent", False, marks=pytest.mark.slow),
     ],
 )
-def test_no_more_run_at_once_while_connections_to_the_broker_are_lost(
+def test_concurrency_limit_holds_while_broker_connections_are_lost(
     server: EmbeddedServer,
     store: redis.Redis,
     request: pytest.FixtureRequest,

@@ -46,7 +46,7 @@ def of(fleet: Fleet, *, long: bool) -> list[int]:
     return [start.index for start in fleet.starts() if (start.index >= LONG) == long]
 
 
-def test_limited_tasks_run_where_a_process_is_free(fleet: Fleet) -> None:
+def test_limited_tasks_run_in_the_worker_with_a_free_process(fleet: Fleet) -> None:
     send(fleet, UNLIMITED, LONG, SECONDS, queue="long")
     send(fleet, UNLIMITED, LONG + 1, SECONDS, queue="long")
     until(lambda: len(of(fleet, long=True)) == 2, 60, "the start of the long ones")
@@ -58,7 +58,7 @@ def test_limited_tasks_run_where_a_process_is_free(fleet: Fleet) -> None:
     assert not errors(fleet.log(0) + fleet.log(1))
 
 
-def test_what_has_come_to_a_worker_before_its_processes_are_busy_leaves_it(fleet: Fleet) -> None:
+def test_returned_tasks_leave_a_worker_that_becomes_full(fleet: Fleet) -> None:
     """Half of what is on its way is there when the long ones come, in the middle of a backlog."""
     for index in range(TASKS):
         send(fleet, LIMITED, index)
@@ -72,7 +72,7 @@ def test_what_has_come_to_a_worker_before_its_processes_are_busy_leaves_it(fleet
 
 
 @pytest.mark.slow
-def test_where_every_worker_is_full_whichever_process_is_free_first_takes_them(fleet: Fleet) -> None:
+def test_first_free_process_takes_returned_tasks_when_all_workers_are_full(fleet: Fleet) -> None:
     for index in range(12):
         send(fleet, UNLIMITED, LONG + index, 4.0, queue=("celery", "long")[index % 2])
     until(lambda: len(of(fleet, long=True)) >= 3, 60, "the start of long ones")

@@ -25,7 +25,7 @@ SECONDS, FIRST_LONG = 900.0, 1000
         pytest.param("nothing", "retry", 2, marks=pytest.mark.slow),
     ],
 )
-def test_brief_tasks_keep_a_process_beside_long_ones_of_the_same_queue(
+def test_brief_tasks_keep_a_process_beside_long_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, limited_by: str, throttle: str, processes: int
 ) -> None:
     """No long task ends before the test does: a process that one has is lost to the brief ones."""

@@ -39,7 +39,9 @@ def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[]
 
 
 @pytest.mark.parametrize("pool", ["solo", pytest.param("threads", marks=pytest.mark.slow)])
-def test_on_redis(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
+def test_backlog_on_redis_leaves_at_the_rate(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
     a_backlog_leaves(Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.loopless"), pool, "retry")
     assert not store.exists("celery", "celery.throttled")
     assert not store.keys("ratelimit:*:payloads@*")
@@ -84,7 +86,7 @@ def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
     return consumer
 
 
-def test_one_thread_at_a_time_is_in_the_gate() -> None:
+def test_gate_runs_in_one_thread_at_a_time() -> None:
     """Timers and messages come from different threads; who is in may come in again, as a solo pool's tasks do."""
     consumer = a_consumer(Timer(), is_green=False)
     worker = Worker(consumer)
@@ -105,7 +107,7 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
         consumer.timer.stop()
 
 
-def test_a_timer_that_sleeps_looks_often_for_what_was_set_meanwhile() -> None:
+def test_timer_checks_for_new_entries_every_10_ms() -> None:
     """With Celery's own precision a timer is up to a second late."""
     consumer = a_consumer(timer := Timer(), is_green=False)
     Worker(consumer).intercept(
@@ -120,7 +122,7 @@ def sent_back() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("is_green", [False, True], ids=["thread", "greenlet"])
-def test_who_is_called_before_its_countdown_ends_does_not_come_at_its_end_too(is_green: bool) -> None:
+def test_task_fired_early_does_not_fire_again(is_green: bool) -> None:
     """Timers may wake while others are called; an eventlet cannot be ended without letting others run."""
     came: list[SimpleNamespace] = []
     entries: list[Entry] = []
@@ -137,7 +139,7 @@ def test_who_is_called_before_its_countdown_ends_does_not_come_at_its_end_too(is
     assert came == requests
 
 
-def test_who_could_not_be_called_comes_at_the_end_of_its_countdown() -> None:
+def test_task_that_could_not_be_fired_early_fires_at_its_countdown() -> None:
     came: list[SimpleNamespace] = []
 
     def apply_eta_task(request: SimpleNamespace) -> None:

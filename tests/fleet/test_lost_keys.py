@@ -16,9 +16,7 @@ from tests.fleet_of import Fleet, until
 NAME = "tests.apps.fleet.retry"
 
 
-def test_tasks_run_after_the_index_and_the_order_were_lost(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_parked_tasks_run_after_the_index_was_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="50/s") as fleet:
         fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": 3.0})
         fleet.start()

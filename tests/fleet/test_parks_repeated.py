@@ -58,7 +58,7 @@ def until_repeated(limits: EmbeddedServer, trouble: Callable[[int], None]) -> No
         pytest.param("solo", False, marks=pytest.mark.slow),
     ],
 )
-def test_the_store_hangs_while_tasks_are_parked(
+def test_store_that_hangs_during_parking_loses_and_repeats_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, on_rabbitmq: bool
 ) -> None:
     with (
@@ -82,7 +82,7 @@ def test_the_store_hangs_while_tasks_are_parked(
         check(fleet, results, limits)
 
 
-def test_another_worker_runs_what_this_one_has_not_heard_of(
+def test_task_whose_park_was_unconfirmed_runs_once_in_another_worker(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """The tasks are parked, returned, and have run, when the worker that has parked them reaches the store again."""
@@ -107,7 +107,7 @@ def test_another_worker_runs_what_this_one_has_not_heard_of(
 
 
 @pytest.mark.parametrize("on_rabbitmq", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_worker_that_is_stopped_gives_back_what_it_holds(
+def test_stopped_worker_requeues_unconfirmed_parks(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, on_rabbitmq: bool
 ) -> None:
     with (

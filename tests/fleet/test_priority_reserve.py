@@ -13,7 +13,7 @@ from tests.fleet_of import Fleet, assert_never_over, until
 LOW, HIGH = 150, 10
 
 
-def test_important_tasks_find_permits_while_others_wait(
+def test_priority_reserve_has_permits_beside_a_backlog(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
     """They come by a queue of their own, and none of them is throttled. The others are sent again about once."""

@@ -79,7 +79,7 @@ def test_a_backlog_leaves_at_the_rate(
 
 
 @pytest.mark.slow
-def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
+def test_short_waits_with_confirmed_publishes_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Native delayed delivery knows whole seconds only, from one on. With ``confirm_publish`` whoever publishes waits
@@ -98,7 +98,7 @@ def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
 
 
 @pytest.mark.slow
-def test_a_countdown_of_the_users_own_changes_no_limit_and_no_field(
+def test_native_delayed_delivery_changes_no_limit_and_no_message_field(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """What comes late through ``celery_delayed_27`` has a routing key of 28 bits before the queue's own."""
@@ -125,7 +125,7 @@ def test_a_countdown_of_the_users_own_changes_no_limit_and_no_field(
         assert_all_acknowledged(fleet, broker, "celery", "celery.throttled")
 
 
-def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
+def test_throttled_task_returns_to_its_own_queue_of_a_topic_exchange(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """A topic exchange makes two copies for two queues. Sent back through it, each would be two once more."""
@@ -148,7 +148,7 @@ def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
         assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
 
 
-def test_a_key_with_a_long_line_does_not_hold_up_another(
+def test_backlog_of_one_key_does_not_block_another(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """The prefetch, 8 here, does not grow with the tasks that wait for their time; those of the first key fill it."""
@@ -167,7 +167,7 @@ def test_a_key_with_a_long_line_does_not_hold_up_another(
         assert sum(permit.at < idle[1].at for permit in permits) <= 20, "its turn was after a second"
 
 
-def test_a_return_queue_that_was_removed_loses_nothing(
+def test_removed_return_queue_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """A message to a queue that is not there is dropped without a word, unless somebody asks for one."""

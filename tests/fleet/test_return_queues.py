@@ -53,7 +53,7 @@ def send_to_both(fleet: Fleet, number: int) -> dict[str, list[str]]:
     return {queue: sorted(ids) for queue, ids in sent.items()}
 
 
-def test_workers_of_different_queues_leave_each_others_alone(
+def test_each_worker_runs_tasks_of_its_own_queue_only(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Each looks after the lots of the quota that both have: what it publishes for the other has to go there."""
@@ -93,14 +93,14 @@ def both_killed_once(fleet: Fleet, number: int, timeout: float) -> None:
 
 
 @pytest.mark.slow
-def test_both_workers_are_killed_once(
+def test_killed_workers_of_two_queues_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
     both_killed_once(Fleet(server, tmp_path, broker=broker.url, install=True, **conf), 120, 40)
 
 
-def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
+def test_tasks_wait_until_their_return_queue_is_declared(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Its own worker declares it. Until then its tasks stay where they are, and the others go on."""
@@ -119,7 +119,7 @@ def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_return_queue_of_other_arguments_is_used_as_it_is(
+def test_return_queue_with_other_arguments_is_used(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Left by a queue that was made anew, or by somebody who has declared it as he thought."""
@@ -135,7 +135,7 @@ def test_a_return_queue_of_other_arguments_is_used_as_it_is(
         assert broker.ready("a", "a.throttled") == 0
 
 
-def test_no_queue_is_invented_where_none_may_be(
+def test_worker_consumes_only_configured_queues(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     queues = {name: {"exchange": name} for name in ("a", "gpu", "later")}
@@ -149,7 +149,7 @@ def test_no_queue_is_invented_where_none_may_be(
         assert [queue["name"] for queue in fleet.asked("active_queues")] == ["a"], "what Celery says of the worker"
 
 
-def test_a_return_queue_is_made_when_a_task_needs_it(
+def test_return_queue_is_declared_with_the_first_throttled_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="10/s", broker=broker.url) as fleet:
@@ -170,7 +170,7 @@ def test_a_return_queue_is_made_when_a_task_needs_it(
         assert broker.consumers("celery.throttled") == 1, "it is there already"
 
 
-def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
+def test_worker_consumes_a_return_queue_declared_by_another(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """What the other one sends back when it is full is for this one, which may have throttled nothing yet."""
@@ -190,7 +190,7 @@ def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
         pytest.param("queue", "no new queues", marks=pytest.mark.slow),
     ],
 )
-def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
+def test_tasks_return_where_no_queue_may_be_declared(
     server: EmbeddedServer,
     store: redis.Redis,
     broker: Broker,
@@ -241,7 +241,7 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
         pytest.param(*("prefork", False, ".*", r"^(?!.*\.fanout$).*", ".*"), id="write to the exchange"),
     ],
 )
-def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
+def test_tasks_return_by_their_own_queue_without_rights_to_the_return_queue(
     server: EmbeddedServer,
     store: redis.Redis,
     rabbitmq: RabbitMQ,
@@ -273,7 +273,7 @@ def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
         assert fleet.log().count("not for this worker") == 1
 
 
-def test_a_broker_with_as_many_queues_as_it_takes(
+def test_tasks_return_by_their_own_queue_at_the_brokers_queue_limit(
     server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
     """The virtual host is full: of its queues the worker's own come first."""
@@ -290,7 +290,7 @@ def test_a_broker_with_as_many_queues_as_it_takes(
 
 
 @pytest.mark.slow
-def test_what_overflows_to_a_queue_that_is_not_there(
+def test_overflow_queue_is_declared_when_it_is_missing(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """It is made as it is for whoever sends to it. (Where none is made, the worker does not start.)"""
@@ -305,7 +305,7 @@ def test_what_overflows_to_a_queue_that_is_not_there(
 
 
 @pytest.mark.slow
-def test_what_is_released_to_a_queue_that_is_not_there_stays(
+def test_release_to_a_missing_queue_keeps_tasks_parked(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="1/h", broker=broker.url, ratelimit_url=server.url) as fleet:
@@ -332,7 +332,7 @@ def test_what_is_released_to_a_queue_that_is_not_there_stays(
         pytest.param("beside", 1, ("-P", "gevent"), id="beside, swallowed, gevent", marks=pytest.mark.slow),
     ],
 )
-def test_a_channel_that_the_broker_closes_is_mended(
+def test_worker_recovers_from_a_closed_channel(
     server: EmbeddedServer,
     store: redis.Redis,
     broker: Broker,
@@ -371,7 +371,7 @@ def waiting(fleet: Fleet, url: str, queue: str) -> int:
 
 
 @pytest.mark.slow
-def test_they_follow_queues_that_are_added_and_cancelled(
+def test_return_queues_follow_added_and_cancelled_queues(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="5/s", broker=broker_url) as fleet:
@@ -398,7 +398,7 @@ def test_they_follow_queues_that_are_added_and_cancelled(
         assert sorted(start.index for start in fleet.starts()) == [*range(60), *range(100, 140)]
 
 
-def test_a_worker_for_a_return_queue_alone(
+def test_worker_may_consume_a_return_queue_alone(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="20/s", broker=broker_url) as fleet:
@@ -413,7 +413,7 @@ def test_a_worker_for_a_return_queue_alone(
         assert "throttled.throttled" not in fleet.log(0)
 
 
-def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
+def test_worker_of_a_return_queue_counts_as_consumer_of_its_queue(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Those that are parked come back by what it consumes: slots are for them, although nobody consumes the queue."""
@@ -424,7 +424,7 @@ def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
         until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0), 10, "its saying so")
 
 
-def test_they_come_in_although_the_prefetch_is_full(
+def test_returned_tasks_arrive_although_the_prefetch_is_full(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker_url) as fleet:
@@ -437,7 +437,7 @@ def test_they_come_in_although_the_prefetch_is_full(
 
 
 @pytest.mark.parametrize("strategy", ["priority", pytest.param("sorted", marks=pytest.mark.slow)])
-def test_an_order_of_queues_does_not_put_them_last(
+def test_queue_order_strategy_does_not_delay_returned_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strategy: str
 ) -> None:
     options = {"queue_order_strategy": strategy}
@@ -472,7 +472,7 @@ def test_prefetch_count_is_restored_after_throttled_tasks_and_countdowns(
             until(lambda: prefetch_of(fleet) == 16, 10, f"the prefetch count being restored after {task}")
 
 
-def test_what_comes_back_does_not_let_others_in(
+def test_returned_tasks_do_not_widen_the_prefetch(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """It is not part of the prefetch; Celery would let in a message for each that waits for its countdown."""
@@ -484,7 +484,7 @@ def test_what_comes_back_does_not_let_others_in(
         assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
 
 
-def test_celerys_own_rate_limit_is_paid_once(
+def test_celerys_own_rate_limit_is_charged_once(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """On the first delivery, and not again when a task comes back."""
@@ -505,7 +505,7 @@ def test_celerys_own_rate_limit_is_paid_once(
 
 
 @pytest.mark.slow
-def test_queues_that_end_with_their_worker_leave_none_behind(
+def test_exclusive_queues_leave_no_return_queue(
     request: pytest.FixtureRequest,
     broker_url: str,
     server: EmbeddedServer,
@@ -534,7 +534,7 @@ def test_queues_that_end_with_their_worker_leave_none_behind(
 
 
 @pytest.mark.slow
-def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
+def test_auto_delete_queue_keeps_its_consumer_while_the_limit_is_closed(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Others are, while their limit is closed for long: with ``throttle="wait"``."""
@@ -551,7 +551,7 @@ def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
 # -- The marker --------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_whose_name_is_the_longest_that_there_is(
+def test_queue_with_the_longest_name_is_its_own_return_queue(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Its return queue's name would be too long: it is its own."""

@@ -26,7 +26,7 @@ TASKS = 20
 @pytest.mark.parametrize(
     ("serializer", "kind"), [("msgpack", "redis"), ("yaml", "rabbitmq"), ("pickle", "redis"), ("pickle", "rabbitmq")]
 )
-def test_arguments_are_unchanged(
+def test_parked_arguments_are_unchanged(
     request: pytest.FixtureRequest,
     server: EmbeddedServer,
     store: redis.Redis,

@@ -46,7 +46,9 @@ def test_limits_put_into_shadow_before_workers_start_throttle_no_task(
         assert fleet.sent_back() == 0
 
 
-def test_without_the_gate(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_shadowed_limit_throttles_no_task_without_the_gate(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     name = f"{NAME}.retry"
     with (
         Fleet(server, tmp_path, rate="1/h", app="tests.apps.no_gate") as fleet,
@@ -59,7 +61,9 @@ def test_without_the_gate(server: EmbeddedServer, store: redis.Redis, tmp_path: 
         assert not errors(fleet.log())
 
 
-def test_what_tasks_settle_is_heeded(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_settled_cost_of_a_shadowed_limit_is_counted(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     name = f"{NAME}.settled"
     with (
         Fleet(server, tmp_path) as fleet,
@@ -74,7 +78,7 @@ def test_what_tasks_settle_is_heeded(server: EmbeddedServer, store: redis.Redis,
 
 
 @pytest.mark.parametrize("choice", ["defer", "raise"])
-def test_a_store_that_is_lost_holds_up_no_task_whose_limits_are_in_shadow(
+def test_lost_store_delays_no_task_of_a_shadowed_limit(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
 ) -> None:
     quotas = {"tried": {"rate": "1/h", "shadow": True}}
@@ -98,7 +102,9 @@ def test_a_store_that_is_lost_holds_up_no_task_whose_limits_are_in_shadow(
         assert not errors(fleet.log())
 
 
-def test_beside_a_limit_that_holds(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_shadowed_limit_does_not_disturb_an_enforced_one(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """The other one decides alone: never over, nothing lost; each task comes once, when the other lets it start."""
     tasks = ("retry", "wait")
     quotas = {"tried": {"rate": "1/h", "shadow": True}}

@@ -27,7 +27,7 @@ def parked(fleet: Fleet, task: str) -> int:
         pytest.param("wait", "threads", marks=pytest.mark.slow),
     ],
 )
-def test_a_raised_rate_is_obeyed_by_those_who_wait(
+def test_raised_rate_applies_to_waiting_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     limiter = Limiter.from_url(server.url)
@@ -49,7 +49,7 @@ def test_a_raised_rate_is_obeyed_by_those_who_wait(
 
 
 @pytest.mark.parametrize("task", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_lowered_rate_and_a_pause_are_obeyed_by_the_next_decision(
+def test_lowered_rate_and_pause_apply_to_the_next_decision(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     limiter = Limiter.from_url(server.url)
@@ -95,7 +95,7 @@ def test_waiting_tasks_start_when_a_pause_is_ended(server: EmbeddedServer, store
             assert worst_second([permit for permit in fleet.permits() if permit.index % 2 == number]) <= most
 
 
-def test_a_pause_without_an_end_gives_no_task_up(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_endless_pause_gives_up_no_task(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Tasks that were in the worker already wait for longer than any pause can be, and none has a ``max_wait``."""
     limiter = Limiter.from_url(server.url)
     with Fleet(server, tmp_path, rate="5/s") as fleet:
@@ -111,7 +111,7 @@ def test_a_pause_without_an_end_gives_no_task_up(server: EmbeddedServer, store: 
 
 
 @pytest.mark.slow
-def test_those_who_wait_for_a_window_obey_a_raised_rate_too(
+def test_raised_rate_applies_to_tasks_that_wait_for_a_window(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     limiter = Limiter.from_url(server.url)
@@ -127,7 +127,7 @@ def test_those_who_wait_for_a_window_obey_a_raised_rate_too(
         assert worst_second(later) <= 4
 
 
-def test_a_task_that_a_stored_limit_can_never_grant_fails_with_words(
+def test_task_that_a_stored_limit_can_never_grant_fails(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     limiter = Limiter.from_url(server.url)
@@ -141,7 +141,7 @@ def test_a_task_that_a_stored_limit_can_never_grant_fails_with_words(
         limiter.unset_rate(NAME + "weighed", force=True)
 
 
-def test_per_worker_counts_for_each_node(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_per_worker_limit_counts_for_each_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start(number=2)
         for index in range(60):
