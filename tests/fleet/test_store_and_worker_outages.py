@@ -1,4 +1,4 @@
-"""What an SRE would do to it: the store killed, hung and restarted; workers killed; script caches flushed."""
+"""The store is killed, hung and restarted; workers and connections are killed; script caches are flushed."""
 
 from __future__ import annotations
 
