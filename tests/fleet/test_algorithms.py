@@ -19,7 +19,7 @@ from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, until
 
-#: A place is given back when the worker hears that the task has ended, so it is never free too early.
+#: Permits of the concurrency limit. A worker releases a lease when the task has ended, never earlier.
 PLACES = 3
 
 
@@ -52,7 +52,7 @@ def test_running_tasks_never_exceed_the_concurrency_limit(
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 
-#: Scripts that ask for places and give them back, and those that see to a lot.
+#: Scripts that acquire and release leases, or return parked tasks.
 SCRIPTS = {
     hashlib.sha1(load_source(verb).encode()).hexdigest(): verb
     for verb in ("acquire", "acquire_in_order", "release_and_acquire", "release")
@@ -63,7 +63,7 @@ SCRIPTS = {
 def test_waiting_for_a_lease_costs_at_most_two_and_a_half_scripts_per_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
-    """Before a place was handed on, it was five: each waiting line asked four times a second, and at each end."""
+    """It was five scripts before leases were handed over: each waiting queue polled four times a second."""
     verbs: Counter[str] = Counter()
     with Fleet(server, tmp_path) as fleet, store.monitor() as monitor:
         for index in range(60):
@@ -146,7 +146,7 @@ def test_each_worker_has_its_share_of_leases_while_the_store_is_down(
             assert most_at_once(fleet.starts()) <= 2  # three places, two workers: one each
             limits_store.start()
             until(lambda: ended(fleet) == 12, 20, "the end of every task")
-            assert most_at_once(fleet.starts()) <= PLACES + 2  # and those who were let in meanwhile
+            assert most_at_once(fleet.starts()) <= PLACES + 2  # and the tasks that the workers granted themselves
 
 
 def test_full_leaky_bucket_refuses_tasks_at_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

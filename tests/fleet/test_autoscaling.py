@@ -1,4 +1,4 @@
-"""The autoscaler starts processes for tasks that a process would start, and for none that waits for a limit."""
+"""The autoscaler starts processes for granted tasks, and none for tasks that wait for a limit."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def others_before(fleet: Fleet, number: int) -> int:
 def test_limited_and_unlimited_tasks_alternate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str, apart: bool, late: bool
 ) -> None:
-    """Four processes start four of the others between two limited ones, if nobody starves."""
+    """Four processes start four unlimited tasks between two limited ones, if no task starves."""
     queue = "others" if apart else "celery"
     with fleet_of(server, tmp_path, throttle, task_acks_late=late) as fleet:
         for index in range(40):
@@ -123,7 +123,7 @@ def test_permits_are_used_soon_after_they_are_granted(
         assert_never_over(permits, RATE)
         good = {permit.index: permit.at for permit in permits}
         used_after = [start.at - good[start.index] for start in fleet.starts() if start.index in good]
-        assert max(used_after) < seconds / 2, "whoever had to wait for the long ones asked again"
+        assert max(used_after) < seconds / 2, "a task that had to wait for the long ones acquired anew"
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_busy_processes_stay_busy_when_the_connection_is_lost(
 def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """There are always more who come back from the lot, and have their turn, than there are processes."""
+    """More returned tasks have a slot than there are processes, all the time."""
     with fleet_of(server, tmp_path) as fleet:
         fleet.env["TEST_RATE"] = "100/s"
         for index in range(800):

@@ -1,4 +1,4 @@
-"""``check --fleet`` of real workers: each thing that is wrong is said, and nothing where nothing is."""
+"""``check --fleet`` of real workers: one warning for each fault, and none for a healthy fleet."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tests.fleet_of import Fleet, until
 
 
 def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
-    """What the command says, as somebody runs it who has the code of ``tests.apps.slow``; and how it ends."""
+    """Run the command with the code of ``tests.apps.slow``; its findings."""
     command = [sys.executable, "-m", "celery", "-A", "tests.apps.slow", "ratelimit", "check", "--fleet", "--json"]
     ran = subprocess.run(command, env={**os.environ, **fleet.env, **env}, cwd=ROOT, capture_output=True, text=True)
     assert ran.stdout, ran.stderr
-    said: dict[str, Any] = json.loads(ran.stdout)
-    assert ran.returncode == bool(said["warnings"])
-    return said
+    found: dict[str, Any] = json.loads(ran.stdout)
+    assert ran.returncode == bool(found["warnings"])
+    return found
 
 
-def until_said(fleet: Fleet, part: str, kind: str = "warnings", **env: str) -> str:
+def until_reported(fleet: Fleet, part: str, kind: str = "warnings", **env: str) -> str:
     """Workers have a second to answer, which a busy machine's may not do."""
     found: list[str] = []
 
-    def is_said() -> bool:
+    def is_reported() -> bool:
         found[:] = [each for each in checked(fleet, **env)[kind] if part in each]
         return bool(found)
 
-    until(is_said, 20, f"{part!r} being said")
+    until(is_reported, 20, f"{part!r} being reported")
     return found[0]
 
 
@@ -49,10 +49,10 @@ def test_healthy_fleet_has_no_warning_but_for_a_limit_that_no_worker_has(
     with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
         fleet.start()
         until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
-        said = until_said(fleet, "1 worker answered (w0@test); the store at ", "notes")
-        assert re.fullmatch(r".* at redis://127\.0\.0\.1:\d+/0 answered in \d+\.\d ms", said), said
-        said = until_said(fleet, "no live worker has the limit 'newer' (of tests.apps.slow.newer)", TEST_NEWER="1")
-        assert "Start workers of this version of the code" in said
+        found = until_reported(fleet, "1 worker answered (w0@test); the store at ", "notes")
+        assert re.fullmatch(r".* at redis://127\.0\.0\.1:\d+/0 answered in \d+\.\d ms", found), found
+        found = until_reported(fleet, "no live worker has the limit 'newer' (of tests.apps.slow.newer)", TEST_NEWER="1")
+        assert "Start workers of this version of the code" in found
         assert not [each for each in checked(fleet)["warnings"] if "no live worker" in each]
 
 
@@ -70,7 +70,7 @@ def test_strange_workers_are_named(server: EmbeddedServer, store: redis.Redis, b
             fleet.launch()
         fleet.start(number=0)
         for index, warning in enumerate(STRANGE.values()):
-            assert f"worker w{index}@test" in until_said(fleet, warning)
+            assert f"worker w{index}@test" in until_reported(fleet, warning)
 
 
 def test_too_few_processes_for_the_rate_are_reported(
@@ -82,11 +82,11 @@ def test_too_few_processes_for_the_rate_are_reported(
         results = [fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5]) for n in range(4)]
         for result in results:
             result.get(timeout=60)
-        note = until_said(fleet, "limit 'slow': 20/s of tasks that take 0.5", "notes")
+        note = until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5", "notes")
         assert "and the workers that answered have 4 for their queues (celery): no more than " in note
         for n in range(200):  # five seconds' worth and more, at the least
             fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5])
-        until_said(fleet, "limit 'slow': 20/s of tasks that take 0.5")
+        until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5")
 
 
 def test_low_maxclients_of_the_store_is_reported(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_low_maxclients_of_the_store_is_reported(server: EmbeddedServer, store: 
         client.config_set("maxclients", 50)
         with Fleet(server, tmp_path, app="tests.apps.slow", ratelimit_url=small.url) as fleet:
             fleet.start("-c", "44", "-P", "threads")
-            said = until_said(fleet, "the store takes 50 clients (maxclients)")
-            assert "1 worker(s) with 44 processes may come to 51" in said
+            found = until_reported(fleet, "the store takes 50 clients (maxclients)")
+            assert "1 worker(s) with 44 processes may come to 51" in found
             client.config_set("maxclients", 500)
             until(lambda: not [each for each in checked(fleet)["warnings"] if "maxclients" in each], 20, "no warning")

@@ -1,4 +1,4 @@
-"""Of tasks that wait and are the same one runs, and the others end, whatever happens to workers."""
+"""Of equal waiting tasks one runs, and the others end, whatever happens to workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE = 1
 
 
 def ends(results: list[AsyncResult]) -> dict[str, str]:
-    """In whose favour those have ended that have."""
+    """The coalesced tasks, each with the task in whose favour it has ended."""
     until(lambda: all(result.ready() for result in results), 60, "every task having ended")
     found = {}
     for result in results:

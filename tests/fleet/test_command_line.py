@@ -25,7 +25,7 @@ def run(app: Celery, *arguments: str) -> Result:
     return CliRunner().invoke(ratelimit, list(arguments), obj=SimpleNamespace(app=app))
 
 
-def said(app: Celery, *arguments: str) -> Any:
+def output_of(app: Celery, *arguments: str) -> Any:
     found = run(app, *arguments, "--json")
     assert found.exit_code == 0, found.output
     return json.loads(found.output)
@@ -46,10 +46,10 @@ def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.R
         parked = [each for each in found if each.where == "parked"]
         assert [each.place for each in parked] == list(range(len(parked))), "in the order in which they were sent"
         assert {(each.limit, each.task, each.queue) for each in parked} == {(NAME, NAME, "celery")}
-        (status,) = said(app, "status", NAME)
+        (status,) = output_of(app, "status", NAME)
         assert (status["state"], status["attended"], status["code"]) == ("backlogged", True, None)
         assert status["parked"] == len(parked)
-        listed = said(app, "parked", NAME, "--number", "5")
+        listed = output_of(app, "parked", NAME, "--number", "5")
         assert [each["task"]["id"] for each in listed["tasks"]] == [each.id for each in parked[:5]]
         held = fleet.send("place", 100, 30.0)
         until(lambda: lots.explain(held.id).where == "running", 20, "a task that runs")
@@ -85,7 +85,7 @@ def test_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redi
 
         def command(verb: str, /, **arguments: Any) -> list[Any]:
             replies = control.broadcast(verb, arguments=arguments, reply=True, timeout=20, limit=2)
-            return [said for reply in replies for said in reply.values()]
+            return [each for reply in replies for each in reply.values()]
 
         assert [set(each) for each in command("ratelimits")] == [
             {"version", "now", "limits", "processes", "queues", "takes"}

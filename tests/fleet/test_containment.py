@@ -1,4 +1,4 @@
-"""No message and no user's code ends a worker, or keeps what is behind it."""
+"""No message and no user code ends a worker or blocks the tasks behind it."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_generated_messages_on_rabbitmq_stop_no_worker_and_no_task(
 def test_unforeseen_error_at_any_step_ends_only_its_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """At any step of the gate: whoever stands behind it in its line goes on, and places are given back."""
+    """At any step of the gate: tasks behind it in its queue go on, and its leases are released."""
     with Fleet(server, tmp_path, rate="20/s", app="tests.apps.injected") as fleet:
         fleet.start(QUICK)
         results, index = {}, 0
@@ -298,7 +298,7 @@ def test_unreadable_parked_message_does_not_block_the_backlog(
 def test_returned_message_with_cc_header_is_not_copied_again(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """RabbitMQ sends a message to those in its header ``CC``, too, whoever publishes it."""
+    """RabbitMQ also sends a message to the queues in its header ``CC``, by every publisher."""
     with Falling(server, tmp_path, broker=broker.url) as fleet:
         fleet.start(QUICK, "-Q", "celery,other")
         for index in range(10):

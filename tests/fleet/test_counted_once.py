@@ -1,4 +1,4 @@
-"""The bodies that have started, the store's figures and the exporter's are the same, whoever was killed."""
+"""Started bodies, the store's counts and the exporter's counts agree after a worker was killed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
             return limiter.stats(NAME, totals=True, force=True)[NAME].started
 
         before = -1
-        while counted() != before:  # whoever is alive has told all
+        while counted() != before:  # the live workers have reported everything
             before = counted()
             time.sleep(2 * PAUSE)
 

@@ -15,7 +15,7 @@ from tests.apps.steps import STEPS, TOGETHER
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
-#: There is nobody whose revoked tasks a worker could ask for.
+#: No other worker could tell of revoked tasks.
 QUICK = "--without-mingle"
 
 TASKS = 20

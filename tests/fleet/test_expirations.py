@@ -12,7 +12,7 @@ from tests.fleet_of import Fleet, until
 
 
 def test_waiting_task_ends_when_it_expires(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    """Not when its turn comes: that is in minutes. The queue, which the worker had left alone, is consumed again."""
+    """It does not wait for its slot, which is in minutes. The paused queue is consumed again."""
     with Fleet(server, tmp_path, rate="6/h") as fleet:
         fleet.start()
         fleet.send("wait", 0)

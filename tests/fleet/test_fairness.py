@@ -1,4 +1,4 @@
-"""A small tenant beside a big one: they share a limit by weight, whoever came first."""
+"""A small tenant beside a big one: they share a limit by weight, not by order of arrival."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_changed_weight_applies_to_waiting_tasks(server: EmbeddedServer, store: 
         until(lambda: len({each.index for each in fleet.starts() if each.index % 2 == 0}) == 50, 30)
         until(lambda: parked(fleet) > 0, 10)
         held = parked(fleet)
-        assert held >= 30, "but for those that came before anybody was parked"
+        assert held >= 30, "all but the tasks that came before the first was parked"
         limiter.set_weight("tenants", "held", None, force=True)
         fleet.wait_for(100, 60)
         assert_never_over(fleet.permits(), 50)

@@ -1,4 +1,4 @@
-"""A worker that is full of long tasks leaves what comes back to others: nobody waits behind them who need not."""
+"""A worker that is full of long tasks leaves returned tasks to workers with free processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITED, UNLIMITED = "tests.apps.beside.limited", "tests.apps.beside.busy"
 RATE, TASKS = 20, 60
 #: The first long task's index, and seconds that it takes: longer than everything else.
 LONG, SECONDS = 1000, 900.0
-#: Newcomers that a full worker has prefetched, as it would in Celery alone: nobody has told them to wait.
+#: New tasks that a full worker has prefetched, as it would in Celery alone.
 PREFETCHED = 8
 
 

@@ -1,4 +1,4 @@
-"""The laws on pools of greenlets, where whoever waits for a reply lets others go on: also in the middle of the gate."""
+"""The laws on pools of greenlets, where waiting for a reply switches to another greenlet, also inside the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's answer to a task that is being parked comes late, or never: the task runs, and runs once."""
+"""The store's reply to a parking call is late or lost: each task runs once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_late_store_replies_lose_and_repeat_no_task(
             def send(number: int) -> None:
                 results.extend([fleet.send("retry", len(results) + index) for index in range(number)])
 
-            def nobody_is_on_the_way() -> bool:
+            def no_task_is_on_its_way() -> bool:
                 parked = of_limits.keys("*:parked@*") + of_limits.keys("*:in_flight@*")
                 return not parked and not store.exists("celery", "celery.throttled", "unacked")
 
@@ -50,7 +50,7 @@ def test_late_store_replies_lose_and_repeat_no_task(
                 send(30)  # so that others are parked when what was late arrives
                 until(relay.is_over, 30, "the trouble")
                 until(lambda: all(result.ready() for result in results), 40, "every end")
-                until(nobody_is_on_the_way, 40, "nobody being on the way")
+                until(no_task_is_on_its_way, 40, "all tasks having ended")
             ran = Counter(start.index for start in fleet.starts())
             failed = {index for index, result in enumerate(results) if isinstance(result.result, Exception)}
             assert {index: times for index, times in ran.items() if times > 1} == {}

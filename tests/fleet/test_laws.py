@@ -30,7 +30,7 @@ def test_a_backlog_leaves_at_the_rate(
         for index in range(TASKS):
             fleet.send(throttle, index)
         store.config_resetstat()
-        fleet.options = ()  # the plain command, as everybody starts it
+        fleet.options = ()  # the plain command of the documentation
         for _ in range(2):
             fleet.launch("-P", pool)
         starts = fleet.wait_for(TASKS, 40)

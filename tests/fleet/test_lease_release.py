@@ -1,6 +1,6 @@
-"""However a task ends, its place under ``Concurrency`` is free again: every way that Celery knows, on every pool.
+"""Each way in which Celery ends a task releases its lease of a ``Concurrency`` limit, on every pool.
 
-Leases last ten minutes in these tests, and the worker that holds them goes on: what is free was given back.
+Leases last ten minutes here, and the worker goes on: a free permit was released, and has not expired.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def held(store: redis.Redis) -> int:
     return sum(member not in ("", "\0") for member in store.zrange(LEASES, 0, -1))
 
 
-def all_places_are_free(fleet: Fleet, store: redis.Redis) -> None:
+def assert_all_leases_are_released(fleet: Fleet, store: redis.Redis) -> None:
     until(
         lambda: held(store) == 0, 10, f"every place being free ({store.zrange(LEASES, 0, -1)})\n{fleet.log()[-3000:]}"
     )
@@ -68,7 +68,7 @@ def test_ended_tasks_release_their_leases(
             send(fleet, index, how)
         # Tried again, and replaced: twice each.
         until(lambda: fleet.started() >= 16, 30, f"16 starts ({fleet.started()})\n{fleet.log()[-2000:]}")
-        all_places_are_free(fleet, store)
+        assert_all_leases_are_released(fleet, store)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_time_limit_releases_the_lease(
         results = [send(fleet, index, "takes long", **{kind: 1}) for index in range(3)]
         for result in results:
             assert isinstance(result.get(timeout=30, propagate=False), Exception)
-        all_places_are_free(fleet, store)
+        assert_all_leases_are_released(fleet, store)
 
 
 @pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[2:4])])
@@ -99,7 +99,7 @@ def test_terminated_task_releases_its_lease(
         fleet.wait_for(2, 20)
         for result in results:
             result.revoke(terminate=True)
-        all_places_are_free(fleet, store)
+        assert_all_leases_are_released(fleet, store)
 
 
 def test_lost_process_releases_the_lease(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_lost_process_releases_the_lease(server: EmbeddedServer, store: redis.Re
             for index in range(3):
                 send(fleet, 10 * number + index, how)
             fleet.wait_for(fleet.started() + 3 if number else 3, 30)
-            all_places_are_free(fleet, store)
+            assert_all_leases_are_released(fleet, store)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_task_revoked_or_expired_before_it_runs_releases_its_lease(
             fleet.sender.control.revoke([result.id for result in results], reply=True)
         (tmp_path / "go").touch()
         until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
-        all_places_are_free(fleet, store)
+        assert_all_leases_are_released(fleet, store)
 
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
@@ -147,7 +147,7 @@ def test_lost_connection_releases_leases_of_tasks_that_do_not_run(
             send(fleet, index, "succeeds")
         fleet.wait_for(2, 20)
         store.client_kill_filter(_type="normal", skipme=True)
-        all_places_are_free(fleet, store)
+        assert_all_leases_are_released(fleet, store)
 
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
@@ -160,4 +160,4 @@ def test_tasks_that_run_through_a_lost_connection_release_their_leases(
             send(fleet, index, "takes a while")
         fleet.wait_for(2, 20)
         store.client_kill_filter(_type="normal", skipme=True)
-        all_places_are_free(fleet, store)
+        assert_all_leases_are_released(fleet, store)

@@ -1,4 +1,4 @@
-"""A lease belongs to one run of a task: a copy that is delivered while the first run goes on waits for its own."""
+"""A lease belongs to one run of a task: a copy delivered meanwhile waits for its own lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is limited is looked after: nothing is parked where nobody looks."""
+"""Limits by pattern, of Celery's own tasks and of tasks registered late: what is parked always returns."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def test_limited_calls_within_starmap_log_one_warning(
             for _ in range(2):
                 result = chunks(called, [(index,) for index in range(6)], 3, app=fleet.sender).apply_async()
                 assert [*chain.from_iterable(result.get(timeout=20))] == list(range(6))
-        said = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
-        assert len(said) == 1
-        assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in said[0]
+        warnings = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
+        assert len(warnings) == 1
+        assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in warnings[0]
 
 
 @pytest.mark.slow

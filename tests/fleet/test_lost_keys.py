@@ -30,4 +30,4 @@ def test_parked_tasks_run_after_the_index_was_lost(server: EmbeddedServer, store
         Limiter.from_url(server.url).resume(NAME, force=True)
         fleet.wait_for(60, 40)
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(60), 1)
-        until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "its being said")
+        until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "the warning")

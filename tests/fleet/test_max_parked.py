@@ -1,4 +1,4 @@
-"""`max_parked` on a fleet: the backlog of each key is bounded exactly, and what is beyond ends as `overflow` says."""
+"""``max_parked`` bounds the backlog of each key exactly; tasks beyond it end by ``overflow``."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def test_worker_memory_does_not_grow_with_ended_tasks(
                 for index in range(first, end):
                     fleet.sender.send_task(f"{APP}.{task}", args=[index, index % KEYS], producer=producer)
             until(lambda: fleet.started() >= end and not store.exists("celery", "unacked"), 60, "every task")
-            (said,) = fleet.sender.control.broadcast("blocks", reply=True, timeout=20, limit=1)
-            return int(next(iter(said.values())))
+            (reply,) = fleet.sender.control.broadcast("blocks", reply=True, timeout=20, limit=1)
+            return int(next(iter(reply.values())))
 
         before = blocks_after(0, FIRST)
         grown = blocks_after(FIRST, FIRST + MORE) - before

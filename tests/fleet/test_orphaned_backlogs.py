@@ -1,4 +1,4 @@
-"""What a limit, a quota or a queue leaves behind when it is renamed or removed is said, and comes out (law 12)."""
+"""The backlog of a renamed or removed limit, quota or queue is reported, and returns to its queues (law 12)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_backlog_of_a_renamed_queue_returns_to_it(server: EmbeddedServer, store:
         for message in store.lrange("a", 0, -1):
             headers = json.loads(message)["headers"]
             assert not {"ratelimit", "celery-ratelimit-return"} & headers.keys()
-        until(lambda: "are in their queues again: a" in fleet.log(), 10, "its being said")
+        until(lambda: "are in their queues again: a" in fleet.log(), 10, "the report")
         fleet.env["TEST_CONF"] = "{}"
         fleet.app = "tests.apps.uninstalled"
         fleet.start("-Q", "a")

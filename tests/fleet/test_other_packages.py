@@ -1,4 +1,4 @@
-"""Tasks of other packages and with options of Celery's that change how a task is called or ends."""
+"""Tasks of other packages, which change how a task is called or ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker does not hear that it has parked tasks: it holds them and asks again, and each runs once."""
+"""A worker gets no reply that tasks are parked: it holds them and parks again, and each runs once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE = "20/s"
 
 
 def repeated(limits: EmbeddedServer) -> int:
-    """How many messages were asked about more than once."""
+    """Messages that were parked more than once."""
     with redis.Redis.from_url(limits.url) as store:
         return sum(b"\0" in field for key in store.keys("*:valid_copy@*") for field in store.hkeys(key))
 
@@ -47,7 +47,7 @@ def until_repeated(limits: EmbeddedServer, trouble: Callable[[int], None]) -> No
         trouble(number)
         if repeated(limits):
             return
-    raise AssertionError("it has hit none")
+    raise AssertionError("no call that parks tasks was hit")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is set aside for the important is there for them, though a batch keeps the limit busy."""
+"""Permits reserved for tasks of high priority are available beside a backlog of low priority."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOW, HIGH = 150, 10
 def test_priority_reserve_has_permits_beside_a_backlog(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
-    """They come by a queue of their own, and none of them is throttled. The others are sent again about once."""
+    """They come by their own queue, and none is throttled. Each of the others is sent again about once."""
     low, high = (9, 0) if broker_url == server.url else (0, 9)
     limit = {"rate": "20/s", "burst": 20, "priority_reserve": {str(high or 0): HIGH / 20}}
     with Fleet(

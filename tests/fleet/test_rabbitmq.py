@@ -27,7 +27,7 @@ QUORUM: dict[str, Any] = {
     "task_default_exchange_type": "topic",
     "broker_native_delayed_delivery_queue_type": "quorum",
 }
-#: A second less for each worker: there is nobody whose revoked tasks it could ask for.
+#: A second less for each worker: no other worker could tell of revoked tasks.
 QUICK = "--without-mingle"
 
 
@@ -170,7 +170,7 @@ def test_backlog_of_one_key_does_not_block_another(
 def test_removed_return_queue_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """A message to a queue that is not there is dropped without a word, unless somebody asks for one."""
+    """A message to a queue that is not there is dropped without a word, unless the publisher asks for one."""
     with Fleet(server, tmp_path, rate="2/s", broker=broker.url) as fleet:
         fleet.start(QUICK)
         worker = fleet.workers[0].pid
@@ -185,4 +185,4 @@ def test_removed_return_queue_loses_no_task(
             os.kill(worker, signal.SIGCONT)
         until(lambda: set(indexes(fleet)) == set(range(6)), 15, "every task")
         assert_never_over(fleet.permits(), 2)
-        until(lambda: broker.consumers("celery.throttled") == 1, 10, "a return queue, and somebody who listens")
+        until(lambda: broker.consumers("celery.throttled") == 1, 10, "a return queue with a consumer")

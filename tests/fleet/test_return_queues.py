@@ -1,4 +1,4 @@
-"""Return queues: each goes with its queue, is declared as its queue is, and comes in whatever the worker is full of."""
+"""Return queues follow their queues, are declared like them, and are consumed although the prefetch is full."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def send_to_both(fleet: Fleet, number: int) -> dict[str, list[str]]:
 def test_each_worker_runs_tasks_of_its_own_queue_only(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """Each looks after the lots of the quota that both have: what it publishes for the other has to go there."""
+    """Each worker returns parked tasks of the shared quota, also tasks of the other worker's queue."""
     with Fleet(server, tmp_path, broker=broker.url, install=True, **SPLIT) as fleet:
         for queue in ("a", "b"):
             fleet.launch(QUICK, "-Q", queue)
@@ -122,7 +122,7 @@ def test_tasks_wait_until_their_return_queue_is_declared(
 def test_return_queue_with_other_arguments_is_used(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """Left by a queue that was made anew, or by somebody who has declared it as he thought."""
+    """Left by a queue that was declared anew, or declared by an operator."""
     with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **{**SPLIT, "ratelimit_tasks": {}}) as fleet:
         broker.declare("a.throttled")
         fleet.start(QUICK, "-Q", "a")
@@ -293,7 +293,7 @@ def test_tasks_return_by_their_own_queue_at_the_brokers_queue_limit(
 def test_overflow_queue_is_declared_when_it_is_missing(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """It is made as it is for whoever sends to it. (Where none is made, the worker does not start.)"""
+    """It is declared as for any sender. (Where none may be declared, the worker does not start.)"""
     conf = {"task_queues": {"celery": {"exchange": "celery", "routing_key": "celery"}}, "task_queue_max_priority": 3}
     with Fleet(server, tmp_path, rate="4/s", broker=broker.url, **conf) as fleet:
         results = [fleet.send("overflowing", index, queue="celery") for index in range(20)]
@@ -387,7 +387,7 @@ def test_return_queues_follow_added_and_cancelled_queues(
         fleet.wait_for(22, 20)
         control.cancel_consumer("second", reply=True)
         until(lambda: "Canceling queue second" in fleet.log(), 10)
-        # What it has in its hands comes to its end, a second's worth; the rest waits for whoever consumes the queue.
+        # What it has in its hands comes to its end, a second's worth; the rest waits for a consumer of the queue.
         at_most = fleet.started() + 15
         for index in range(100, 140):
             fleet.send("tenant", index, "idle", queue="first")
@@ -416,7 +416,7 @@ def test_worker_may_consume_a_return_queue_alone(
 def test_worker_of_a_return_queue_counts_as_consumer_of_its_queue(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """Those that are parked come back by what it consumes: slots are for them, although nobody consumes the queue."""
+    """Parked tasks return by the queue that it consumes, although the task queue has no consumer."""
     with Fleet(server, tmp_path) as fleet:
         fleet.start(QUICK, "-Q", "a.throttled")
         parking = backlog_of(fleet.sender)

@@ -1,4 +1,4 @@
-"""Limits in shadow on real workers: whatever the throttle, without gate or store; and what tasks settle."""
+"""Limits in shadow on real workers: with every throttle, without gate or store, and with settled costs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_limits_put_into_shadow_before_workers_start_throttle_no_task(
         fleet.start(number=2)
         fleet.wait_for(20 * len(tasks), 30)
         for task, limiter in of_task.items():
-            said = reckoned(limiter, f"{NAME}.{task}", 20)
-            assert (said.requests, said.delayed) == (20, 19)
+            report = reckoned(limiter, f"{NAME}.{task}", 20)
+            assert (report.requests, report.delayed) == (20, 19)
         assert not fleet.signals()
         assert fleet.sent_back() == 0
 
@@ -73,8 +73,8 @@ def test_settled_cost_of_a_shadowed_limit_is_counted(
         fleet.start("-c", "1")
         assert fleet.send("settled", 0, 100, 1000).get(timeout=20) == [True, False]
         assert fleet.send("settled", 1, 10, 10).get(timeout=20) == [True, False]
-        said = reckoned(limiter, name, 2)
-        assert said.longest > 60, "1,000 permits, not 100, were before it"
+        report = reckoned(limiter, name, 2)
+        assert report.longest > 60, "1,000 permits, not 100, were before it"
 
 
 @pytest.mark.parametrize("choice", ["defer", "raise"])
@@ -105,7 +105,7 @@ def test_lost_store_delays_no_task_of_a_shadowed_limit(
 def test_shadowed_limit_does_not_disturb_an_enforced_one(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """The other one decides alone: never over, nothing lost; each task comes once, when the other lets it start."""
+    """The enforced limit decides alone: never over, no task lost."""
     tasks = ("retry", "wait")
     quotas = {"tried": {"rate": "1/h", "shadow": True}}
     conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.*": ["tried"]}}
@@ -127,8 +127,8 @@ def test_shadowed_limit_does_not_disturb_an_enforced_one(
             permits = [permit for permit in fleet.permits() if permit.index % 2 == task]
             assert_never_over(permits, 40)
             assert_over(permits, 40 / 3)
-        said = reckoned(limiter, "tried", 120)
-        assert (said.requests, said.delayed, said.pending) == (120, 119, 0)
+        report = reckoned(limiter, "tried", 120)
+        assert (report.requests, report.delayed, report.pending) == (120, 119, 0)
         until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 120, 10, "the counts")
         for name in tasks:
             until(lambda name=name: started(limiter, name) == 60, 10, f"the counts of {name}")

@@ -1,4 +1,4 @@
-"""Rates and pauses that are stored while a fleet works: obeyed at once, and by who waits within a second."""
+"""Rates and pauses stored while a fleet works apply at once, and to waiting tasks within a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One id and several messages: each is a task of its own, as it is to Celery."""
+"""Several messages with one task id: each is a task of its own, as in Celery."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ def test_redelivered_message_keeps_its_stored_id(broker_url: str) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        {RETURN_HEADER: {"eta": None, "exchange": "", "routing_key": "jobs", "queue": "jobs", "id": "as@it.said"}},
-        {COPY_HEADER: {"lot": ["api", ""], "id": "as@it.said", "copy": 3}},
+        {RETURN_HEADER: {"eta": None, "exchange": "", "routing_key": "jobs", "queue": "jobs", "id": "stored@id"}},
+        {COPY_HEADER: {"lot": ["api", ""], "id": "stored@id", "copy": 3}},
     ],
     ids=["returned", "handed back"],
 )
 def test_returned_message_keeps_its_stored_id(headers: dict[str, Any]) -> None:
     message = SimpleNamespace(headers=headers, body=b"", properties={}, channel=None)
     request = SimpleNamespace(id="this", message=message, request_dict={})
-    assert stored_id(request, "jobs") == "as@it.said"
+    assert stored_id(request, "jobs") == "stored@id"
 
 
 def test_stored_ids_differ_by_attempt_nesting_body_and_queue() -> None:

@@ -1,4 +1,4 @@
-"""Tasks that hold several permits of a concurrency limit: never more together than there are, and none is starved."""
+"""Tasks that hold several permits of a concurrency limit never hold more than there are, and none starves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no gate is, ``before_start`` of the base class asks: still never over, and a task never pays twice."""
+"""Without the gate the base class acquires in ``before_start``: never over the rate, one permit per task."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ POOLS = {"threads": ("-P", "threads", "-c", "8"), "solo": ("-P", "solo"), "prefo
 
 
 def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[], None] = lambda: None) -> None:
-    """``then``: before the workers are killed, who may not have acknowledged what has just started."""
+    """``then`` runs before the workers are killed, which may not have acknowledged the last tasks yet."""
     with fleet:
         for index in range(TASKS):
             fleet.send(throttles[index % len(throttles)], index)
@@ -87,7 +87,7 @@ def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
 
 
 def test_gate_runs_in_one_thread_at_a_time() -> None:
-    """Timers and messages come from different threads; who is in may come in again, as a solo pool's tasks do."""
+    """Timers and messages come from different threads; the thread inside may enter again, as a solo pool's tasks do."""
     consumer = a_consumer(Timer(), is_green=False)
     worker = Worker(consumer)
     rang = threading.Event()

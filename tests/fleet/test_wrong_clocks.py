@@ -1,4 +1,4 @@
-"""A worker's wall clock decides nothing: tasks return at their slots by the store's clock."""
+"""Workers with wrong wall clocks: tasks return at their slots by the store's clock."""
 
 from __future__ import annotations
 
