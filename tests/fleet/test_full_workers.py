@@ -46,20 +46,8 @@ def of(fleet: Fleet, *, long: bool) -> list[int]:
     return [start.index for start in fleet.starts() if (start.index >= LONG) == long]
 
 
-def test_limited_tasks_run_in_the_worker_with_a_free_process(fleet: Fleet) -> None:
-    send(fleet, UNLIMITED, LONG, SECONDS, queue="long")
-    send(fleet, UNLIMITED, LONG + 1, SECONDS, queue="long")
-    until(lambda: len(of(fleet, long=True)) == 2, 60, "the start of the long ones")
-    for index in range(TASKS):
-        send(fleet, LIMITED, index)
-    until(lambda: len(of(fleet, long=False)) >= TASKS - PREFETCHED, 45, "the start of the limited ones")
-    assert max(Counter(of(fleet, long=False)).values()) == 1
-    assert_never_over(fleet.permits(), RATE)
-    assert not errors(fleet.log(0) + fleet.log(1))
-
-
-def test_returned_tasks_leave_a_worker_that_becomes_full(fleet: Fleet) -> None:
-    """Half of what is on its way is there when the long ones come, in the middle of a backlog."""
+def test_limited_tasks_run_in_the_worker_with_free_processes(fleet: Fleet) -> None:
+    """Half of the returned tasks are in the other worker when long tasks fill it, in the middle of a backlog."""
     for index in range(TASKS):
         send(fleet, LIMITED, index)
     until(lambda: len(of(fleet, long=False)) >= TASKS // 4, 45, "the start of some")
@@ -67,6 +55,11 @@ def test_returned_tasks_leave_a_worker_that_becomes_full(fleet: Fleet) -> None:
         send(fleet, UNLIMITED, LONG + index, SECONDS, queue="long")
     until(lambda: len(of(fleet, long=False)) == TASKS, 45, "the start of the limited ones")
     assert Counter(of(fleet, long=False)) == Counter(range(TASKS))
+    until(lambda: len(of(fleet, long=True)) == 2, 60, "a full worker")
+    for index in range(TASKS, 2 * TASKS):
+        send(fleet, LIMITED, index)
+    until(lambda: len(of(fleet, long=False)) >= 2 * TASKS - PREFETCHED, 45, "the start of the new limited tasks")
+    assert max(Counter(of(fleet, long=False)).values()) == 1
     assert_never_over(fleet.permits(), RATE)
     assert not errors(fleet.log(0) + fleet.log(1))
 

@@ -28,9 +28,7 @@ def asked(store: redis.Redis) -> int:
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "mget"))
 
 
-@pytest.mark.parametrize(
-    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "gevent"))]
-)
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
 def test_idle_worker_leaves_the_store_alone_and_is_notified(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:

@@ -5,6 +5,7 @@ Leases last ten minutes here, and the worker goes on: a free permit was released
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from tests.fleet_of import Fleet, until
 
 END, BUSY = "tests.apps.ends.end", "tests.apps.ends.busy"
 LEASES = "ratelimit:v1:{ends}::leases"
-POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 #: What one message can make of itself, on any pool.
 BY_ITSELF = ("succeeds", "fails", "is ignored", "is rejected", "is tried again", "is replaced")
 
@@ -49,115 +49,114 @@ def assert_all_leases_are_released(fleet: Fleet, store: redis.Redis) -> None:
     until(lambda: {start.index for start in fleet.starts()} >= set(range(first, first + 4)), 20, "others having them")
 
 
+def next_index(fleet: Fleet) -> int:
+    return max([start.index for start in fleet.starts()], default=-1) + 1
+
+
+def send_and_start(fleet: Fleet, number: int, how: str, **options: Any) -> list[Any]:
+    """So many tasks that end in one way, and have started."""
+    first, before = next_index(fleet), fleet.started()
+    results = [send(fleet, index, how, **options) for index in range(first, first + number)]
+    fleet.wait_for(before + number, 30)
+    return results
+
+
+def end_by_themselves(fleet: Fleet, store: redis.Redis) -> None:
+    before = fleet.started()
+    for index, how in enumerate(BY_ITSELF * 2, next_index(fleet)):
+        send(fleet, index, how)
+    until(lambda: fleet.started() >= before + 16, 30, "16 starts: two tasks are tried again, and two are replaced")
+
+
+def end_by_a_time_limit(fleet: Fleet, store: redis.Redis, kind: str = "time_limit") -> None:
+    for result in send_and_start(fleet, 3, "takes long", **{kind: 1}):
+        assert isinstance(result.get(timeout=30, propagate=False), Exception)
+
+
+def end_by_a_soft_time_limit(fleet: Fleet, store: redis.Redis) -> None:
+    end_by_a_time_limit(fleet, store, "soft_time_limit")
+
+
+def are_terminated(fleet: Fleet, store: redis.Redis) -> None:
+    for result in send_and_start(fleet, 2, "takes long"):
+        result.revoke(terminate=True)
+
+
+def lose_their_processes(fleet: Fleet, store: redis.Redis) -> None:
+    for how in ("leaves the process", "exits"):
+        send_and_start(fleet, 3, how)
+        assert_all_leases_are_released(fleet, store)
+
+
+def end_before_they_run(fleet: Fleet, *, expire: bool) -> None:
+    """All processes are busy meanwhile."""
+    first, before, received = next_index(fleet), fleet.started(), fleet.log().count(f"{END}[")
+    for index in range(first, first + 4):
+        fleet.sender.send_task(BUSY, args=[index])
+    fleet.wait_for(before + 4, 20)
+    expires = datetime.now(timezone.utc) + timedelta(seconds=3) if expire else None
+    results = [send(fleet, index, "succeeds", expires=expires) for index in range(first + 4, first + 12)]
+    until(lambda: fleet.log().count(f"{END}[") >= received + 8, 20, "all having come in")
+    if expires is not None:
+        until(lambda: datetime.now(timezone.utc) > expires, 5, "their expiring")
+    else:
+        fleet.sender.control.revoke([result.id for result in results], reply=True)
+    (fleet.directory / "go").touch()
+    until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
+
+
+def are_revoked_before_they_run(fleet: Fleet, store: redis.Redis) -> None:
+    end_before_they_run(fleet, expire=False)
+
+
+def expire_before_they_run(fleet: Fleet, store: redis.Redis) -> None:
+    end_before_they_run(fleet, expire=True)
+
+
+def wait_while_the_connection_is_lost(fleet: Fleet, store: redis.Redis) -> None:
+    first, before = next_index(fleet), fleet.started()
+    for index in range(first, first + 20):
+        send(fleet, index, "succeeds")
+    fleet.wait_for(before + 2, 20)
+    store.client_kill_filter(_type="normal", skipme=True)
+
+
+def run_while_the_connection_is_lost(fleet: Fleet, store: redis.Redis) -> None:
+    """Celery before 5.7 does not hear of their ends, on prefork."""
+    send_and_start(fleet, 2, "takes a while")
+    store.client_kill_filter(_type="normal", skipme=True)
+
+
+ON_PREFORK = [
+    *(end_by_themselves, end_by_a_time_limit, end_by_a_soft_time_limit, are_terminated, lose_their_processes),
+    *(are_revoked_before_they_run, run_while_the_connection_is_lost, wait_while_the_connection_is_lost),
+]
+ON_GEVENT = [
+    *(end_by_themselves, end_by_a_time_limit, are_terminated, are_revoked_before_they_run),
+    run_while_the_connection_is_lost,
+]
+
+
 @pytest.mark.parametrize(
-    ("pool", "late"),
+    ("pool", "late", "ends"),
     [
-        ("prefork", False),
-        ("threads", True),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in [("solo", False), ("prefork", True), ("gevent", True)]
-        ),
+        pytest.param("prefork", False, ON_PREFORK, id="prefork"),
+        pytest.param("threads", False, [end_by_themselves, wait_while_the_connection_is_lost], id="threads"),
+        pytest.param("gevent", False, ON_GEVENT, id="gevent", marks=pytest.mark.slow),
+        pytest.param("eventlet", True, [end_by_themselves, are_terminated], id="eventlet", marks=pytest.mark.slow),
+        pytest.param("prefork", True, [end_by_themselves, expire_before_they_run], id="late", marks=pytest.mark.slow),
+        pytest.param("solo", False, [end_by_themselves], id="solo", marks=pytest.mark.slow),
     ],
 )
 def test_ended_tasks_release_their_leases(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, late: bool
+    server: EmbeddedServer,
+    store: redis.Redis,
+    tmp_path: Path,
+    pool: str,
+    late: bool,
+    ends: list[Callable[[Fleet, redis.Redis], None]],
 ) -> None:
     with fleet_of(server, tmp_path, pool, task_acks_late=late) as fleet:
-        for index, how in enumerate(BY_ITSELF * 2):
-            send(fleet, index, how)
-        # Tried again, and replaced: twice each.
-        until(lambda: fleet.started() >= 16, 30, f"16 starts ({fleet.started()})\n{fleet.log()[-2000:]}")
-        assert_all_leases_are_released(fleet, store)
-
-
-@pytest.mark.parametrize(
-    ("pool", "kind"),
-    [
-        ("prefork", "time_limit"),
-        pytest.param("prefork", "soft_time_limit", marks=pytest.mark.slow),
-        pytest.param("gevent", "time_limit", marks=pytest.mark.slow),
-    ],
-)
-def test_time_limit_releases_the_lease(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, kind: str
-) -> None:
-    """The other pools of Celery have none."""
-    with fleet_of(server, tmp_path, pool) as fleet:
-        results = [send(fleet, index, "takes long", **{kind: 1}) for index in range(3)]
-        for result in results:
-            assert isinstance(result.get(timeout=30, propagate=False), Exception)
-        assert_all_leases_are_released(fleet, store)
-
-
-@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[2:4])])
-def test_terminated_task_releases_its_lease(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
-) -> None:
-    with fleet_of(server, tmp_path, pool) as fleet:
-        results = [send(fleet, index, "takes long") for index in range(2)]
-        fleet.wait_for(2, 20)
-        for result in results:
-            result.revoke(terminate=True)
-        assert_all_leases_are_released(fleet, store)
-
-
-def test_lost_process_releases_the_lease(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with fleet_of(server, tmp_path, "prefork") as fleet:
-        for number, how in enumerate(("leaves the process", "exits")):
-            for index in range(3):
-                send(fleet, 10 * number + index, how)
-            fleet.wait_for(fleet.started() + 3 if number else 3, 30)
+        for end in ends:
+            end(fleet, store)
             assert_all_leases_are_released(fleet, store)
-
-
-@pytest.mark.parametrize(
-    ("how", "pool"),
-    [
-        ("revoked", "prefork"),
-        pytest.param("revoked", "gevent", marks=pytest.mark.slow),
-        pytest.param("expired", "prefork", marks=pytest.mark.slow),
-    ],
-)
-def test_task_revoked_or_expired_before_it_runs_releases_its_lease(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, how: str
-) -> None:
-    with fleet_of(server, tmp_path, pool) as fleet:
-        for index in range(4):
-            fleet.sender.send_task(BUSY, args=[100 + index])
-        fleet.wait_for(4, 20)
-        expires = datetime.now(timezone.utc) + timedelta(seconds=3) if how == "expired" else None
-        results = [send(fleet, index, "succeeds", expires=expires) for index in range(8)]
-        until(lambda: fleet.log().count(f"{END}[") >= 8, 20, "all having come in")
-        if expires is not None:
-            until(lambda: datetime.now(timezone.utc) > expires, 5, "their expiring")
-        else:
-            fleet.sender.control.revoke([result.id for result in results], reply=True)
-        (tmp_path / "go").touch()
-        until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
-        assert_all_leases_are_released(fleet, store)
-
-
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_lost_connection_releases_leases_of_tasks_that_do_not_run(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
-) -> None:
-    with fleet_of(server, tmp_path, pool) as fleet:
-        for index in range(20):
-            send(fleet, index, "succeeds")
-        fleet.wait_for(2, 20)
-        store.client_kill_filter(_type="normal", skipme=True)
-        assert_all_leases_are_released(fleet, store)
-
-
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
-def test_tasks_that_run_through_a_lost_connection_release_their_leases(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
-) -> None:
-    """Celery before 5.7 does not hear of their ends, on prefork."""
-    with fleet_of(server, tmp_path, pool) as fleet:
-        for index in range(2):
-            send(fleet, index, "takes a while")
-        fleet.wait_for(2, 20)
-        store.client_kill_filter(_type="normal", skipme=True)
-        assert_all_leases_are_released(fleet, store)

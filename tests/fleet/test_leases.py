@@ -43,8 +43,7 @@ def most_at_once(beats: Iterable[records.Start]) -> int:
         ("redis", "prefork", True),
         ("rabbitmq", "prefork", False),
         ("redis", "threads", False),
-        ("rabbitmq", "threads", True),
-        pytest.param("redis", "gevent", False, marks=pytest.mark.slow),
+        pytest.param("rabbitmq", "gevent", False, marks=pytest.mark.slow),
     ],
 )
 def test_concurrency_limit_holds_while_broker_connections_are_lost(

@@ -424,18 +424,6 @@ def test_worker_of_a_return_queue_counts_as_consumer_of_its_queue(
         until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0), 10, "its saying so")
 
 
-def test_returned_tasks_arrive_although_the_prefetch_is_full(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker_url) as fleet:
-        ids = [fleet.send("retry", index).id for index in range(5)]
-        for index in range(100, 120):
-            fleet.sender.send_task("tests.apps.returning.long", (index, 5.0))
-        fleet.start(QUICK, "-c", "1")
-        until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 4, 15, "what was throttled coming back")
-        assert sum(start.index >= 100 for start in fleet.starts()) <= 1, "the first of the long tasks runs still"
-
-
 @pytest.mark.parametrize("strategy", ["priority", pytest.param("sorted", marks=pytest.mark.slow)])
 def test_queue_order_strategy_does_not_delay_returned_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strategy: str
@@ -472,7 +460,7 @@ def test_prefetch_count_is_restored_after_throttled_tasks_and_countdowns(
             until(lambda: prefetch_of(fleet) == 16, 10, f"the prefetch count being restored after {task}")
 
 
-def test_returned_tasks_do_not_widen_the_prefetch(
+def test_returned_tasks_arrive_beside_a_full_prefetch_and_do_not_widen_it(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """It is not part of the prefetch; Celery would let in a message for each that waits for its countdown."""
@@ -484,11 +472,9 @@ def test_returned_tasks_do_not_widen_the_prefetch(
         assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
 
 
-def test_celerys_own_rate_limit_is_charged_once(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_celerys_own_rate_limit_is_charged_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """On the first delivery, and not again when a task comes back."""
-    with Fleet(server, tmp_path, rate="18/s", app=APP, broker=broker_url) as fleet:
+    with Fleet(server, tmp_path, rate="18/s", app=APP) as fleet:
         for index in range(30):
             fleet.sender.send_task("tests.apps.returning.twice_limited", (index,))
         fleet.start(QUICK)
