@@ -19,7 +19,7 @@ from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, until
 
-#: A place is given back when the worker hears that the task has ended, so it is never free too early.
+#: Permits of the concurrency limit. A worker releases a lease when the task has ended, never earlier.
 PLACES = 3
 
 
@@ -36,9 +36,8 @@ def ended(fleet: Fleet) -> int:
     return sum(note.index < 0 for note in fleet.starts())
 
 
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("task", ["place", "patient_place"])
-def test_no_more_than_so_many_at_once_and_every_place_is_used(
+@pytest.mark.parametrize(("task", "pool"), [("place", "threads"), ("patient_place", "prefork")])
+def test_running_tasks_never_exceed_the_concurrency_limit(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -53,7 +52,7 @@ def test_no_more_than_so_many_at_once_and_every_place_is_used(
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 
-#: Scripts that ask for places and give them back, and those that see to a lot.
+#: Scripts that acquire and release leases, or return parked tasks.
 SCRIPTS = {
     hashlib.sha1(load_source(verb).encode()).hexdigest(): verb
     for verb in ("acquire", "acquire_in_order", "release_and_acquire", "release")
@@ -61,10 +60,10 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("task", ["place", "patient_place"])
-def test_law_3_a_place_that_tasks_wait_for_costs_hardly_more_than_one_script_a_task(
+def test_waiting_for_a_lease_costs_at_most_two_and_a_half_scripts_per_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
-    """Before a place was handed on, it was five: each waiting line asked four times a second, and at each end."""
+    """It was five scripts before leases were handed over: each waiting queue polled four times a second."""
     verbs: Counter[str] = Counter()
     with Fleet(server, tmp_path) as fleet, store.monitor() as monitor:
         for index in range(60):
@@ -79,7 +78,7 @@ def test_law_3_a_place_that_tasks_wait_for_costs_hardly_more_than_one_script_a_t
     assert sum(count for verb, count in verbs.items() if verb) <= 60 * 2.5, verbs
 
 
-def test_a_worker_without_a_place_asks_once_a_second_and_hears_of_one(
+def test_worker_that_waits_for_a_lease_polls_once_a_second_and_is_notified(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     limiter = Limiter.from_url(server.url)
@@ -102,30 +101,22 @@ def test_a_worker_without_a_place_asks_once_a_second_and_hears_of_one(
 
 
 @pytest.mark.slow
-def test_a_place_is_kept_for_longer_than_its_lease_while_the_task_runs(
+def test_a_failed_task_releases_its_place_and_a_long_one_keeps_it_beyond_the_lease(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start("-c", "4")
-        for index in range(6):
-            fleet.send("patient_place", index, 2.5)  # the lease is one second
-        until(lambda: ended(fleet) == 6, 20, "the end of every task")
-        assert most_at_once(fleet.starts()) == PLACES
-
-
-@pytest.mark.slow
-def test_a_failed_task_gives_its_place_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start()
         for index in range(12):
             fleet.send("broken_place", index)
         fleet.wait_for(12, 10)
         until(lambda: not store.zcount("ratelimit:v1:{places}::leases", 1, "+inf"), 5, "the return of every place")
+        for index in range(20, 26):
+            fleet.send("patient_place", index, 2.5)  # the lease is one second
+        until(lambda: ended(fleet) == 6, 20, "the end of every task")
+        assert most_at_once([note for note in fleet.starts() if not 0 <= note.index < 12]) == PLACES
 
 
-def test_the_place_of_a_killed_worker_is_free_after_its_lease(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_killed_workers_leases_expire(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start("-c", "3")
         for index in range(3):
@@ -140,7 +131,7 @@ def test_the_place_of_a_killed_worker_is_free_after_its_lease(
 
 
 @pytest.mark.slow
-def test_without_the_store_local_lets_each_worker_have_its_share_of_the_places(
+def test_each_worker_has_its_share_of_leases_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with embedded_server(persist=True) as limits_store:
@@ -155,12 +146,10 @@ def test_without_the_store_local_lets_each_worker_have_its_share_of_the_places(
             assert most_at_once(fleet.starts()) <= 2  # three places, two workers: one each
             limits_store.start()
             until(lambda: ended(fleet) == 12, 20, "the end of every task")
-            assert most_at_once(fleet.starts()) <= PLACES + 2  # and those who were let in meanwhile
+            assert most_at_once(fleet.starts()) <= PLACES + 2  # and the tasks that the workers granted themselves
 
 
-def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_full_leaky_bucket_refuses_tasks_at_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path) as fleet:
         name = "tests.apps.fleet.leaky"
         leaky = Limit("10/s", algorithm="leaky_bucket", capacity=5, name=name)
@@ -176,25 +165,21 @@ def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
         assert_never_over(fleet.permits(), 10)
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        "sliding_log",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("fixed_window", "sliding_window", "warming")),
-    ],
-)
-def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    most = {"sliding_log": 20, "fixed_window": 40, "sliding_window": 40, "warming": 21}
     with Fleet(server, tmp_path, rate="20/s") as fleet:
-        for index in range(60):
-            fleet.send(task, index)
+        for index in range(60 * len(most)):
+            fleet.send(list(most)[index % len(most)], index)
         fleet.start(number=2)
-        starts = fleet.wait_for(60, 20)
-        assert sorted(start.index for start in starts) == list(range(60))
-        assert worst_second(fleet.permits()) <= {"sliding_log": 20, "warming": 21}.get(task, 40)
-        assert fleet.sent_back() <= 60 * AGAIN
+        starts = fleet.wait_for(60 * len(most), 30)
+        assert sorted(start.index for start in starts) == list(range(60 * len(most)))
+        for number, (task, bound) in enumerate(most.items()):
+            permits = [permit for permit in fleet.permits() if permit.index % len(most) == number]
+            assert worst_second(permits) <= bound, task
+        assert fleet.sent_back() <= 60 * len(most) * AGAIN
 
 
-def test_any_mix_is_one_decision(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_limits_of_three_algorithms_hold_together(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="10/s") as fleet:
         fleet.start(number=2)
         for index in range(40):
@@ -203,7 +188,9 @@ def test_any_mix_is_one_decision(server: EmbeddedServer, store: redis.Redis, tmp
         assert worst_second(fleet.permits()) <= 10
 
 
-def test_a_task_settles_what_it_really_cost_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_a_task_settles_its_cost_once_and_by_the_names_of_its_limits(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     limit = Limit("10/s", burst=100, name="tests.apps.fleet.settled")
     limiter = Limiter.from_url(server.url)
     with Fleet(server, tmp_path) as fleet:
@@ -212,12 +199,6 @@ def test_a_task_settles_what_it_really_cost_once(server: EmbeddedServer, store: 
         assert limiter.peek(limit).remaining >= 89
         assert fleet.send("settled", 1, 10, 60).get(timeout=10) == [True, False]
         assert limiter.peek(limit).remaining <= 60
-
-
-def test_a_task_settles_by_the_names_of_its_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start()
         wrong, neither, right = fleet.send("settled_by_name", 0, 50, 90).get(timeout=10)
     assert "no limit 'tokes'" in wrong
     assert "(limits: tokens, calls)" in wrong
@@ -226,7 +207,7 @@ def test_a_task_settles_by_the_names_of_its_limits(server: EmbeddedServer, store
     assert limiter.peek(Limit("10/s", burst=100, name="tokens")).reset_after > 5.5, "more than the 50 that were charged"
 
 
-def test_each_key_has_its_rate_and_errors_of_the_callable_lose_no_task(
+def test_keys_with_rates_from_a_callable_keep_them_despite_its_errors(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -240,18 +221,3 @@ def test_each_key_has_its_rate_and_errors_of_the_callable_lose_no_task(
     for own, rate in zip(of_customers, (20, 5, 5), strict=True):
         assert_never_over(own, rate)
     assert_over(of_customers[0], 5)
-
-
-def test_a_plain_process_and_the_fleet_share_the_places(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    limiter = Limiter.from_url(server.url)
-    places = Concurrency(PLACES, name="places", lease=30)
-    mine = [limiter.acquire(places) for _ in range(PLACES)]
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start()
-        fleet.send("patient_place", 0, 0)
-        until(lambda: "throttled by limit 'places'" in fleet.log(), 10, "throttling")
-        assert fleet.started() == 0
-        assert all(map(limiter.release, mine))
-        fleet.wait_for(2, 5)  # begins and ends

@@ -1,4 +1,4 @@
-"""The autoscaler starts processes for tasks that a process would start, and for none that waits for a limit."""
+"""The autoscaler starts processes for granted tasks, and none for tasks that wait for a limit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ def grown(fleet: Fleet) -> int:
     return sum(int(number) for number in re.findall(r"Scaling up (\d+) processes", fleet.log()))
 
 
-def test_what_waits_for_a_limit_gets_no_processes(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_autoscaler_starts_no_process_for_throttled_tasks(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         for index in range(12):
             fleet.send("wait", index)
         fleet.start("--autoscale", "6,1", "-c", "1")
         fleet.wait_for(12, 20)
-        assert fleet.asked("stats")["autoscaler"] == {"min": 1, "max": 6, "current": 1, "qty": 0}
+        idle = {"min": 1, "max": 6, "current": 1, "qty": 0}
+        until(lambda: fleet.asked("stats")["autoscaler"] == idle, 20, "an autoscaler without tasks")
         assert grown(fleet) == 0
         for index in range(12, 18):
             fleet.send("patient_place", index, 8)
@@ -40,7 +43,7 @@ def test_what_waits_for_a_limit_gets_no_processes(server: EmbeddedServer, store:
 
 
 @pytest.mark.parametrize("task", ["wait", "retry", "unlimited"])
-def test_tasks_that_no_limit_holds_up_get_processes(
+def test_autoscaler_starts_processes_for_granted_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     with Fleet(server, tmp_path, rate="1000/s", app="tests.apps.growing_pool") as fleet:
@@ -48,4 +51,4 @@ def test_tasks_that_no_limit_holds_up_get_processes(
         for index in range(8):
             fleet.sender.send_task(f"slow_{task}", (index,))
         fleet.wait_for(4, 30)
-        assert fleet.asked("stats")["autoscaler"]["current"] == 4
+        until(lambda: fleet.asked("stats")["autoscaler"]["current"] == 4, 20, "four processes")

@@ -46,18 +46,15 @@ def others_before(fleet: Fleet, number: int) -> int:
     ("throttle", "pool", "apart", "late"),
     [
         ("retry", "prefork", False, False),
-        pytest.param("retry", "prefork", False, True, marks=pytest.mark.slow),
-        pytest.param("retry", "threads", False, False, marks=pytest.mark.slow),
-        pytest.param("retry", "gevent", False, False, marks=pytest.mark.slow),
-        pytest.param("retry", "prefork", True, False, marks=pytest.mark.slow),
         ("wait", "prefork", True, False),
+        pytest.param("retry", "gevent", True, True, marks=pytest.mark.slow),
         pytest.param("wait", "threads", True, True, marks=pytest.mark.slow),
     ],
 )
-def test_limited_tasks_have_their_turns(
+def test_limited_and_unlimited_tasks_alternate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str, apart: bool, late: bool
 ) -> None:
-    """Four processes start four of the others between two limited ones, if nobody starves."""
+    """Four processes start four unlimited tasks between two limited ones, if no task starves."""
     queue = "others" if apart else "celery"
     with fleet_of(server, tmp_path, throttle, task_acks_late=late) as fleet:
         for index in range(40):
@@ -74,7 +71,7 @@ def test_limited_tasks_have_their_turns(
 
 
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_limit_that_nobody_uses_is_passed_in_the_order_of_arrival(
+def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
 ) -> None:
     with fleet_of(server, tmp_path, throttle) as fleet:
@@ -88,7 +85,7 @@ def test_a_limit_that_nobody_uses_is_passed_in_the_order_of_arrival(
         assert 10 <= others_before(fleet, 1) <= 60
 
 
-def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
+def test_process_is_kept_free_for_tasks_that_were_just_parked(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """At a worker's start long tasks are there before the first limited one has come back from its lot."""
@@ -105,13 +102,13 @@ def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("throttle", "pool", "size"),
-    [("retry", "prefork", 8), ("retry", "threads", 16), ("retry", "gevent", 16), ("wait", "prefork", 4)],
+    [("retry", "prefork", 8), ("retry", "gevent", 16), ("wait", "threads", 4)],
 )
-def test_no_permit_is_used_long_after_its_time(
+def test_permits_are_used_soon_after_they_are_granted(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
 ) -> None:
     """Quick tasks, so that processes look as if they would soon be free; then long ones in all of them."""
-    seconds = 3.0
+    seconds = 6.0
     with fleet_of(server, tmp_path, throttle) as fleet:
         fleet.start("-P", pool, "-c", str(size))
         for index in range(100):
@@ -126,19 +123,18 @@ def test_no_permit_is_used_long_after_its_time(
         assert_never_over(permits, RATE)
         good = {permit.index: permit.at for permit in permits}
         used_after = [start.at - good[start.index] for start in fleet.starts() if start.index in good]
-        assert max(used_after) < seconds / 2, "whoever had to wait for the long ones asked again"
+        assert max(used_after) < seconds / 2, "a task that had to wait for the long ones acquired anew"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_free(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+def test_busy_processes_stay_busy_when_the_connection_is_lost(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Celery before 5.7 forgets what they run."""
     with fleet_of(server, tmp_path) as fleet:
-        fleet.start("-P", pool, "-c", "4")
+        fleet.start("-c", "4")
         for index in range(4):
-            send(fleet, UNLIMITED, OTHERS + index, 4.0)
+            send(fleet, UNLIMITED, OTHERS + index, 8.0)
         fleet.wait_for(4, 20)
         # Before there is anything to be read: kombu may lose what it is just reading, limited or not.
         store.client_kill_filter(_type="normal", skipme=True)
@@ -148,20 +144,19 @@ def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_f
         permits = fleet.permits()
         assert_never_over(permits, RATE)
         good = {permit.index: permit.at for permit in permits}
-        assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 2.0
+        assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 4.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_a_limit_above_what_the_pool_can_do_does_not_keep_others_out(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """There are always more who come back from the lot, and have their turn, than there are processes."""
+    """More returned tasks have a slot than there are processes, all the time."""
     with fleet_of(server, tmp_path) as fleet:
         fleet.env["TEST_RATE"] = "100/s"
         for index in range(800):
             fleet.sender.send_task(LIMITED, args=[index, 0.1], queue="limited")
-        fleet.start("-P", pool, "-c", "2", "-Q", "limited,celery")
+        fleet.start("-c", "2", "-Q", "limited,celery")
         fleet.wait_for(80, 40)
         for index in range(3):
             send(fleet, UNLIMITED, OTHERS + index, 0.05)

@@ -25,13 +25,13 @@ def run(app: Celery, *arguments: str) -> Result:
     return CliRunner().invoke(ratelimit, list(arguments), obj=SimpleNamespace(app=app))
 
 
-def said(app: Celery, *arguments: str) -> Any:
+def output_of(app: Celery, *arguments: str) -> Any:
     found = run(app, *arguments, "--json")
     assert found.exit_code == 0, found.output
     return json.loads(found.output)
 
 
-def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="1/m") as fleet:
         app, lots = fleet.sender, ParkingLots(fleet.sender)
         first = fleet.send("retry", 0)
@@ -46,10 +46,10 @@ def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redi
         parked = [each for each in found if each.where == "parked"]
         assert [each.place for each in parked] == list(range(len(parked))), "in the order in which they were sent"
         assert {(each.limit, each.task, each.queue) for each in parked} == {(NAME, NAME, "celery")}
-        (status,) = said(app, "status", NAME)
+        (status,) = output_of(app, "status", NAME)
         assert (status["state"], status["attended"], status["code"]) == ("backlogged", True, None)
         assert status["parked"] == len(parked)
-        listed = said(app, "parked", NAME, "--number", "5")
+        listed = output_of(app, "parked", NAME, "--number", "5")
         assert [each["task"]["id"] for each in listed["tasks"]] == [each.id for each in parked[:5]]
         held = fleet.send("place", 100, 30.0)
         until(lambda: lots.explain(held.id).where == "running", 20, "a task that runs")
@@ -59,7 +59,7 @@ def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redi
         assert "waits for its countdown to end" in str(lots.explain(later.id))
 
 
-def test_watch_shows_what_is_throttled(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_watch_shows_throttled_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="1/m") as fleet:
         fleet.start("-E")
         with ThreadPoolExecutor(1) as threads:
@@ -76,7 +76,7 @@ def test_watch_shows_what_is_throttled(server: EmbeddedServer, store: redis.Redi
         assert {each["uuid"] for each in events} <= results
 
 
-def test_celery_s_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     limiter = Limiter.from_url(server.url, quotas={NAME: Limit("100/s", name=NAME)})
     with Fleet(server, tmp_path) as fleet:
         fleet.start(number=2)
@@ -85,7 +85,7 @@ def test_celery_s_remote_control_changes_limits(server: EmbeddedServer, store: r
 
         def command(verb: str, /, **arguments: Any) -> list[Any]:
             replies = control.broadcast(verb, arguments=arguments, reply=True, timeout=20, limit=2)
-            return [said for reply in replies for said in reply.values()]
+            return [each for reply in replies for each in reply.values()]
 
         assert [set(each) for each in command("ratelimits")] == [
             {"version", "now", "limits", "processes", "queues", "takes"}

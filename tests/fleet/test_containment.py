@@ -1,4 +1,4 @@
-"""No message and no user's code ends a worker, or keeps what is behind it."""
+"""No message and no user code ends a worker or blocks the tasks behind it."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ def holds_nothing(fleet: Fleet) -> bool:
     return all(replies) and not any(requests for reply in replies for requests in reply.values())
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
-    return server.url if request.param == "redis" else request.getfixturevalue("broker").url
-
-
 @pytest.mark.parametrize(
-    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("solo", "threads"))]
+    ("broker_url", "pool"),
+    [
+        ("redis", "prefork"),
+        pytest.param("rabbitmq", "threads", marks=pytest.mark.slow),
+        pytest.param("redis", "solo", marks=pytest.mark.slow),
+    ],
+    indirect=["broker_url"],
 )
-def test_what_a_users_hooks_raise_ends_their_task_alone(
+def test_errors_in_user_hooks_end_only_their_task(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
 ) -> None:
     with Falling(server, tmp_path, rate="1/h", broker=broker_url) as fleet:
@@ -99,12 +100,12 @@ def test_what_a_users_hooks_raise_ends_their_task_alone(
             assert not store.exists("celery", "celery.throttled", "unacked")
 
 
-def test_half_of_a_surrogate_pair_in_a_key(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
+def test_key_with_half_of_a_surrogate_pair_is_limited_as_any_other(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """It is valid JSON, and users' data. Tasks of that key are limited, parked, held and run as any others."""
     half = json.loads('"\\ud83d"')
-    with Falling(server, tmp_path, broker=broker_url) as fleet:
+    with Falling(server, tmp_path) as fleet:
         fleet.start(QUICK)
         for index in range(10):
             fleet.call("of_tenant", index, half)
@@ -121,7 +122,7 @@ def test_half_of_a_surrogate_pair_in_a_key(
 
 
 @pytest.mark.slow
-def test_properties_of_the_sender_that_no_worker_may_set(
+def test_sender_properties_that_rabbitmq_refuses_from_workers_are_dropped(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """RabbitMQ refuses a ``user_id`` that is not the publisher's, by closing the channel that the worker listens on."""
@@ -172,7 +173,9 @@ def until_or_dead(fleet: Falling, store: redis.Redis, timeout: float, done: Call
 
 
 @pytest.mark.slow
-def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_generated_messages_on_redis_stop_no_worker_and_no_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Generated ones, raw, in the queue of real workers, mixed with good ones: these run, and nothing stays."""
     with Falling(server, tmp_path, rate="20/s") as fleet:
         fleet.start(QUICK, number=2)
@@ -200,7 +203,7 @@ def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_
 
 
 @pytest.mark.slow
-def test_any_message_of_rabbitmq_ends_alone(
+def test_generated_messages_on_rabbitmq_stop_no_worker_and_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     with Falling(server, tmp_path, rate="20/s", broker=broker.url) as fleet:
@@ -241,10 +244,10 @@ def test_any_message_of_rabbitmq_ends_alone(
         raise AssertionError("a message comes back again and again")
 
 
-def test_what_nobody_has_foreseen_ends_the_task_that_it_happens_to(
+def test_unforeseen_error_at_any_step_ends_only_its_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """At any step of the gate: whoever stands behind it in its line goes on, and places are given back."""
+    """At any step of the gate: tasks behind it in its queue go on, and its leases are released."""
     with Fleet(server, tmp_path, rate="20/s", app="tests.apps.injected") as fleet:
         fleet.start(QUICK)
         results, index = {}, 0
@@ -271,7 +274,7 @@ def test_what_nobody_has_foreseen_ends_the_task_that_it_happens_to(
         until(lambda: store.zcard("ratelimit:v1:{places}::leases") == 0, 10, "every place being given back")
 
 
-def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
+def test_unreadable_parked_message_does_not_block_the_backlog(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="10/s") as fleet:
@@ -292,10 +295,10 @@ def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
 
 
 @pytest.mark.slow
-def test_a_message_that_goes_to_several_queues_is_not_copied_again(
+def test_returned_message_with_cc_header_is_not_copied_again(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """RabbitMQ sends a message to those in its header ``CC``, too, whoever publishes it."""
+    """RabbitMQ also sends a message to the queues in its header ``CC``, by every publisher."""
     with Falling(server, tmp_path, broker=broker.url) as fleet:
         fleet.start(QUICK, "-Q", "celery,other")
         for index in range(10):

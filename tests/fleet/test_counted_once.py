@@ -1,4 +1,4 @@
-"""The bodies that have started, the store's figures and the exporter's are the same, whoever was killed."""
+"""Started bodies, the store's counts and the exporter's counts agree after a worker was killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ LATE = 0.5
 @pytest.mark.slow
 # Whoever has imported the fleet's app in this process has its tasks, of the same names, in each app.
 @pytest.mark.filterwarnings("ignore:Task name:celery.exceptions.CeleryWarning")
-def test_5000_tasks_and_a_killed_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     options = {"visibility_timeout": 6, "unacked_restore_throttle": 1}
     rate = f"{RATE}/s"
     app = Celery("reads", broker=server.url, set_as_current=False)
@@ -56,7 +58,7 @@ def test_5000_tasks_and_a_killed_worker(server: EmbeddedServer, store: redis.Red
             return limiter.stats(NAME, totals=True, force=True)[NAME].started
 
         before = -1
-        while counted() != before:  # whoever is alive has told all
+        while counted() != before:  # the live workers have reported everything
             before = counted()
             time.sleep(2 * PAUSE)
 

@@ -15,7 +15,7 @@ from tests.apps.steps import STEPS, TOGETHER
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
-#: There is nobody whose revoked tasks a worker could ask for.
+#: No other worker could tell of revoked tasks.
 QUICK = "--without-mingle"
 
 TASKS = 20
@@ -28,7 +28,7 @@ KILLS = int(os.environ.get("TEST_KILLS", "2"))
 @pytest.mark.parametrize(
     "step", [next(iter(STEPS)), *(pytest.param(step, marks=pytest.mark.slow) for step in list(STEPS)[1:])]
 )
-def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
+def test_worker_killed_at_a_step_loses_and_repeats_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
 ) -> None:
     """With ``acks_late``, on RabbitMQ, which loses nothing by itself: kombu does, on Redis, see docs/operations.md."""
@@ -58,7 +58,7 @@ def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", TOGETHER)
-def test_a_worker_that_is_killed_while_messages_come_in_together_loses_none(
+def test_worker_killed_during_a_bulk_receive_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, step: str
 ) -> None:
     """On Redis, which hands out anew what was not acknowledged for so long."""
@@ -86,7 +86,7 @@ def test_a_worker_that_is_killed_while_messages_come_in_together_loses_none(
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_again_and_again(
+def test_repeatedly_killed_workers_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Two workers under load; every five seconds the one that is at it for longer is killed, and another started."""

@@ -5,20 +5,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
 
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_a_task_that_waits_ends_when_it_expires(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
-) -> None:
-    """Not when its turn comes: that is in minutes. The queue, which the worker had left alone, is consumed again."""
+def test_waiting_task_ends_when_it_expires(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """It does not wait for its slot, which is in minutes. The paused queue is consumed again."""
     with Fleet(server, tmp_path, rate="6/h") as fleet:
-        fleet.start("-P", pool)
+        fleet.start()
         fleet.send("wait", 0)
         fleet.wait_for(1, 20)
         expires = datetime.now(timezone.utc) + timedelta(seconds=2)

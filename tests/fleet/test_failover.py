@@ -29,7 +29,7 @@ def role_of(server: redis.Redis) -> str:
 
 
 @pytest.mark.slow
-def test_a_lost_master_loses_no_task(
+def test_lost_master_loses_no_task_and_hardly_a_permit(
     server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path
 ) -> None:
     rate, tasks = 20, 80
@@ -57,7 +57,7 @@ def test_a_lost_master_loses_no_task(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", [False, True], ids=["", "min-replicas-to-write"])
-def test_a_planned_failover_doubles_and_loses_nothing(
+def test_planned_failover_loses_no_task_and_fails_none(
     server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path, guarded: bool
 ) -> None:
     """Tasks are parked, come back, and are sent, while one master is given up and another one made."""
@@ -98,7 +98,7 @@ def send_slowly(fleet: Fleet, indexes: range, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_master_that_hangs_is_left_for_the_new_one(
+def test_workers_leave_a_hung_master_for_the_new_one(
     server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path
 ) -> None:
     """All of it happens while the old one hangs: its connections are open, and nothing comes."""
@@ -125,7 +125,7 @@ def test_a_master_that_hangs_is_left_for_the_new_one(
 
 
 @pytest.mark.slow
-def test_a_slot_that_moves_loses_no_task_and_no_permit(
+def test_moved_cluster_slot_loses_no_task_and_no_permit(
     server: EmbeddedServer, store: redis.Redis, cluster_store: Cluster, tmp_path: Path
 ) -> None:
     rate, tasks = 30, 150
@@ -163,7 +163,7 @@ def test_limits_of_three_tags_hold_for_a_fleet_on_a_cluster(
 
 
 @pytest.mark.slow
-def test_a_cluster_without_one_of_its_nodes_defers_tasks(
+def test_tasks_are_deferred_while_a_cluster_node_hangs(
     server: EmbeddedServer, store: redis.Redis, cluster_store: Cluster, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=cluster_store.url) as fleet:

@@ -1,10 +1,9 @@
-"""A small tenant beside a big one: they share a limit by weight, whoever came first."""
+"""A small tenant beside a big one: they share a limit by weight, not by order of arrival."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import redis
 
 from celery_ratelimit import Limiter
@@ -14,13 +13,11 @@ from tests.fleet_of import Fleet, assert_never_over, errors, until
 BIG, SMALL = 300, 10
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def test_a_small_tenant_is_not_behind_the_backlog_of_a_big_one(
-    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Those that have left the lot have slots within a second; then every second one is of the small tenant."""
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    with Fleet(server, tmp_path, rate="20/s", broker=broker, ratelimit_url=server.url) as fleet:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
         for index in range(BIG):
             fleet.send("shared", index, "big")
         fleet.start(number=2)
@@ -40,9 +37,7 @@ def test_a_small_tenant_is_not_behind_the_backlog_of_a_big_one(
         assert not errors(fleet.log())
 
 
-def test_a_weight_that_is_changed_holds_for_those_that_wait(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_changed_weight_applies_to_waiting_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """One tenant is held back, and goes on when it has a weight again."""
     with Fleet(server, tmp_path, rate="50/s") as fleet:
         limiter = Limiter.from_url(server.url)
@@ -53,7 +48,7 @@ def test_a_weight_that_is_changed_holds_for_those_that_wait(
         until(lambda: len({each.index for each in fleet.starts() if each.index % 2 == 0}) == 50, 30)
         until(lambda: parked(fleet) > 0, 10)
         held = parked(fleet)
-        assert held >= 30, "but for those that came before anybody was parked"
+        assert held >= 30, "all but the tasks that came before the first was parked"
         limiter.set_weight("tenants", "held", None, force=True)
         fleet.wait_for(100, 60)
         assert_never_over(fleet.permits(), 50)

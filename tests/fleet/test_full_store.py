@@ -17,7 +17,7 @@ TASKS = 1000
 MB = 2**20
 
 
-def test_tasks_that_do_not_fit_into_the_store_wait_at_the_broker(
+def test_tasks_wait_at_the_broker_while_the_store_is_full(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with (
@@ -37,7 +37,7 @@ def test_tasks_that_do_not_fit_into_the_store_wait_at_the_broker(
             assert "waits in this worker" in fleet.log(index)
 
 
-def test_parked_tasks_leave_a_store_that_is_full(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_parked_tasks_return_from_a_full_store(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Other data has filled it, say. New tasks wait at the broker, and are parked again when there is room."""
     with (
         embedded_server(options=["--maxmemory", "8mb"]) as small,

@@ -1,4 +1,4 @@
-"""A lease belongs to one run of a task: a copy that is delivered while the first run goes on waits for its own."""
+"""A lease belongs to one run of a task: a copy delivered meanwhile waits for its own lease."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ def most_at_once(beats: Iterable[records.Start]) -> int:
     return most
 
 
-@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
 @pytest.mark.parametrize(
-    ("pool", "cancels"),
-    [("prefork", False), ("prefork", True), ("threads", False), pytest.param("gevent", False, marks=pytest.mark.slow)],
+    ("kind", "pool", "cancels"),
+    [
+        ("redis", "prefork", True),
+        ("rabbitmq", "prefork", False),
+        ("redis", "threads", False),
+        pytest.param("rabbitmq", "gevent", False, marks=pytest.mark.slow),
+    ],
 )
-def test_no_more_run_at_once_while_connections_to_the_broker_are_lost(
+def test_concurrency_limit_holds_while_broker_connections_are_lost(
     server: EmbeddedServer,
     store: redis.Redis,
     request: pytest.FixtureRequest,

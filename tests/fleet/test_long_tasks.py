@@ -18,11 +18,14 @@ SECONDS, FIRST_LONG = 900.0, 1000
 
 
 @pytest.mark.parametrize(
-    "limited_by",
-    ["concurrency", pytest.param("rate", marks=pytest.mark.slow), pytest.param("nothing", marks=pytest.mark.slow)],
+    ("limited_by", "throttle", "processes"),
+    [
+        ("concurrency", "retry", 2),
+        pytest.param("rate", "wait", 4, marks=pytest.mark.slow),
+        pytest.param("nothing", "retry", 2, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize(("throttle", "processes"), [("retry", 2), pytest.param("wait", 4, marks=pytest.mark.slow)])
-def test_brief_tasks_keep_a_process_beside_long_ones_of_the_same_queue(
+def test_brief_tasks_keep_a_process_beside_long_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, limited_by: str, throttle: str, processes: int
 ) -> None:
     """No long task ends before the test does: a process that one has is lost to the brief ones."""

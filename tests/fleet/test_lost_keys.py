@@ -16,9 +16,7 @@ from tests.fleet_of import Fleet, until
 NAME = "tests.apps.fleet.retry"
 
 
-def test_tasks_run_after_the_index_and_the_order_were_lost(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_parked_tasks_run_after_the_index_was_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="50/s") as fleet:
         fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": 3.0})
         fleet.start()
@@ -32,4 +30,4 @@ def test_tasks_run_after_the_index_and_the_order_were_lost(
         Limiter.from_url(server.url).resume(NAME, force=True)
         fleet.wait_for(60, 40)
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(60), 1)
-        until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "its being said")
+        until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "the warning")

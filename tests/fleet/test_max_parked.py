@@ -1,11 +1,10 @@
-"""`max_parked` on a fleet: the backlog of each key is bounded exactly, and what is beyond ends as `overflow` says."""
+"""``max_parked`` bounds the backlog of each key exactly; tasks beyond it end by ``overflow``."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import redis
 
 from celery_ratelimit import Limiter
@@ -15,12 +14,8 @@ from tests.fleet_of import Fleet, until
 NAME, MOST, TENANTS, EACH = "tests.apps.fleet.bounded", 5, ("a", "b"), 25
 
 
-@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
-def test_each_key_has_its_number_of_parked_tasks_and_no_task_more(
-    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    with Fleet(server, tmp_path, rate="1/h", broker=broker, ratelimit_url=server.url) as fleet:
+def test_backlog_of_each_key_is_bounded(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
         results = [fleet.send("bounded", index, TENANTS[index % 2]) for index in range(2 * EACH)]
         fleet.start(number=2)
         beyond = 2 * (EACH - 1 - MOST)

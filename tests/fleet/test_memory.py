@@ -16,7 +16,9 @@ KEYS, FIRST, MORE = 500, 2_000, 8_000
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["by_key", "place"])
-def test_a_worker_does_not_grow(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+def test_worker_memory_does_not_grow_with_ended_tasks(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
     """A cancelled timer that is kept is eleven blocks of memory for each task; up to 500 of them are kept."""
     with Fleet(server, tmp_path, app=APP, task_ignore_result=True) as fleet:
         fleet.launch("-l", "WARNING")
@@ -26,8 +28,8 @@ def test_a_worker_does_not_grow(server: EmbeddedServer, store: redis.Redis, tmp_
                 for index in range(first, end):
                     fleet.sender.send_task(f"{APP}.{task}", args=[index, index % KEYS], producer=producer)
             until(lambda: fleet.started() >= end and not store.exists("celery", "unacked"), 60, "every task")
-            (said,) = fleet.sender.control.broadcast("blocks", reply=True, timeout=20, limit=1)
-            return int(next(iter(said.values())))
+            (reply,) = fleet.sender.control.broadcast("blocks", reply=True, timeout=20, limit=1)
+            return int(next(iter(reply.values())))
 
         before = blocks_after(0, FIRST)
         grown = blocks_after(FIRST, FIRST + MORE) - before

@@ -10,7 +10,9 @@ from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet
 
 
-def test_tasks_without_a_key(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_missing_key_exempts_tasks_or_shares_a_bucket(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start("-P", "threads", "-c", "2")
         for index in range(5):

@@ -1,10 +1,9 @@
-"""What is set aside for the important is there for them, though a batch keeps the limit busy."""
+"""Permits reserved for tasks of high priority are available beside a backlog of low priority."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
@@ -14,16 +13,14 @@ from tests.fleet_of import Fleet, assert_never_over, until
 LOW, HIGH = 150, 10
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def test_important_tasks_find_permits_while_others_wait(
-    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+def test_priority_reserve_has_permits_beside_a_backlog(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
-    """They come by a queue of their own, and none of them is throttled. The others are sent again about once."""
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    low, high = (0, 9) if broker else (9, 0)
+    """They come by their own queue, and none is throttled. Each of the others is sent again about once."""
+    low, high = (9, 0) if broker_url == server.url else (0, 9)
     limit = {"rate": "20/s", "burst": 20, "priority_reserve": {str(high or 0): HIGH / 20}}
     with Fleet(
-        server, tmp_path, broker=broker, ratelimit_url=server.url, ratelimit_tasks={"tests.apps.fleet.plain": limit}
+        server, tmp_path, broker=broker_url, ratelimit_url=server.url, ratelimit_tasks={"tests.apps.fleet.plain": limit}
     ) as fleet:
         for index in range(LOW):
             fleet.send("plain", index, priority=low)

@@ -93,7 +93,7 @@ def kill_between_messages(fleet: Fleet, index: int, store: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def test_a_production_app(
+def test_production_app_holds_all_laws_when_a_worker_is_killed(
     server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     """Nothing is lost. What may be done twice: a task that the killed worker had begun and not acknowledged, as

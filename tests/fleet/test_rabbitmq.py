@@ -27,12 +27,8 @@ QUORUM: dict[str, Any] = {
     "task_default_exchange_type": "topic",
     "broker_native_delayed_delivery_queue_type": "quorum",
 }
-#: A second less for each worker: there is nobody whose revoked tasks it could ask for.
+#: A second less for each worker: no other worker could tell of revoked tasks.
 QUICK = "--without-mingle"
-
-KINDS = pytest.mark.parametrize(
-    "conf", [pytest.param({}, id="classic"), pytest.param(QUORUM, id="quorum", marks=pytest.mark.slow)]
-)
 
 
 def indexes(fleet: Fleet) -> list[int]:
@@ -45,8 +41,14 @@ def assert_all_acknowledged(fleet: Fleet, broker: Broker, *queues: str) -> None:
     assert broker.ready(*queues) == 0
 
 
-@KINDS
-@pytest.mark.parametrize("throttle", ["retry", "wait"])
+@pytest.mark.parametrize(
+    ("throttle", "conf"),
+    [
+        pytest.param("retry", {}, id="retry, classic"),
+        pytest.param("wait", QUORUM, id="wait, quorum"),
+        pytest.param("retry", QUORUM, id="retry, quorum", marks=pytest.mark.slow),
+    ],
+)
 def test_a_backlog_leaves_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, throttle: str, conf: dict[str, Any]
 ) -> None:
@@ -77,7 +79,7 @@ def test_a_backlog_leaves_at_the_rate(
 
 
 @pytest.mark.slow
-def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
+def test_short_waits_with_confirmed_publishes_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Native delayed delivery knows whole seconds only, from one on. With ``confirm_publish`` whoever publishes waits
@@ -96,7 +98,7 @@ def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
 
 
 @pytest.mark.slow
-def test_a_countdown_of_the_users_own_changes_no_limit_and_no_field(
+def test_native_delayed_delivery_changes_no_limit_and_no_message_field(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """What comes late through ``celery_delayed_27`` has a routing key of 28 bits before the queue's own."""
@@ -123,7 +125,7 @@ def test_a_countdown_of_the_users_own_changes_no_limit_and_no_field(
         assert_all_acknowledged(fleet, broker, "celery", "celery.throttled")
 
 
-def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
+def test_throttled_task_returns_to_its_own_queue_of_a_topic_exchange(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """A topic exchange makes two copies for two queues. Sent back through it, each would be two once more."""
@@ -146,24 +148,7 @@ def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
         assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
 
 
-@KINDS
-def test_a_killed_worker_loses_nothing_under_acks_late(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, conf: dict[str, Any]
-) -> None:
-    """RabbitMQ hands out at once what a lost connection had: held, on countdown or running."""
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
-        fleet.start(QUICK, number=2)
-        for index in range(150):
-            fleet.send("late", index)
-        until(lambda: fleet.started() >= 30 and "throttled by" in fleet.log(0), 20, "tasks that wait")
-        fleet.kill(0)
-        assert fleet.started() < 140, "there was nothing left to lose"
-        until(lambda: set(indexes(fleet)) == set(range(150)), 40, "every task")
-        assert_never_over(fleet.permits(), 50)
-        assert len(fleet.starts()) - 150 <= 4  # what the two killed processes were at, and had just done
-
-
-def test_a_key_with_a_long_line_does_not_hold_up_another(
+def test_backlog_of_one_key_does_not_block_another(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """The prefetch, 8 here, does not grow with the tasks that wait for their time; those of the first key fill it."""
@@ -182,10 +167,10 @@ def test_a_key_with_a_long_line_does_not_hold_up_another(
         assert sum(permit.at < idle[1].at for permit in permits) <= 20, "its turn was after a second"
 
 
-def test_a_return_queue_that_was_removed_loses_nothing(
+def test_removed_return_queue_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """A message to a queue that is not there is dropped without a word, unless somebody asks for one."""
+    """A message to a queue that is not there is dropped without a word, unless the publisher asks for one."""
     with Fleet(server, tmp_path, rate="2/s", broker=broker.url) as fleet:
         fleet.start(QUICK)
         worker = fleet.workers[0].pid
@@ -200,4 +185,4 @@ def test_a_return_queue_that_was_removed_loses_nothing(
             os.kill(worker, signal.SIGCONT)
         until(lambda: set(indexes(fleet)) == set(range(6)), 15, "every task")
         assert_never_over(fleet.permits(), 2)
-        until(lambda: broker.consumers("celery.throttled") == 1, 10, "a return queue, and somebody who listens")
+        until(lambda: broker.consumers("celery.throttled") == 1, 10, "a return queue with a consumer")

@@ -41,11 +41,10 @@ def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
     ("arguments", "closed"),
     [
         pytest.param({}, 1, id="learned"),
-        pytest.param({"x-consumer-timeout": 4000}, 0, id="declared", marks=pytest.mark.slow),
         pytest.param({"x-consumer-timeout": 4000, "x-queue-type": "quorum"}, 0, id="quorum", marks=pytest.mark.slow),
     ],
 )
-def test_no_message_is_held_for_as_long_as_the_consumer_timeout_once_that_is_known(
+def test_messages_are_held_for_less_than_the_consumer_timeout(
     server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path, arguments: dict[str, Any], closed: int
 ) -> None:
     """The last of sixteen tasks waits for sixteen seconds."""
@@ -68,7 +67,7 @@ def test_no_message_is_held_for_as_long_as_the_consumer_timeout_once_that_is_kno
         assert max(Counter(re.findall(r"\[([0-9a-f-]{36})\] received", log)).values()) <= 12
 
 
-def test_no_countdown_is_as_long_as_the_consumer_timeout_once_that_is_known(
+def test_countdowns_stay_below_the_consumer_timeout(
     server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path
 ) -> None:
     """What waits for longer than a message is held was published with a countdown, before the timeout was known."""
@@ -86,7 +85,7 @@ def test_no_countdown_is_as_long_as_the_consumer_timeout_once_that_is_known(
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
 
 
-def test_a_task_that_waits_is_not_dropped_for_the_workers_that_held_it(
+def test_requeued_task_stays_below_the_delivery_limit(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """A quorum queue counts how often a message came back from a connection, and drops it above its limit."""
@@ -118,7 +117,7 @@ def test_a_task_that_waits_is_not_dropped_for_the_workers_that_held_it(
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
 
 
-def test_a_message_that_comes_as_its_queue_is_about_to_be_consumed_is_not_rejected(
+def test_message_that_arrives_before_its_consumer_is_not_rejected(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Messages of one queue are sent back while the other one's answer is on its way: each rejection would count."""

@@ -1,10 +1,9 @@
-"""Return queues: each goes with its queue, is declared as its queue is, and comes in whatever the worker is full of."""
+"""Return queues follow their queues, are declared like them, and are consumed although the prefetch is full."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,6 @@ def received(fleet: Fleet, id: str, index: int = 0) -> int:
     return fleet.log(index).count(f"[{id}] received")
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
-    return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
-
-
 # -- Split workers -----------------------------------------------------------------------------------------------------
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -59,10 +53,10 @@ def send_to_both(fleet: Fleet, number: int) -> dict[str, list[str]]:
     return {queue: sorted(ids) for queue, ids in sent.items()}
 
 
-def test_workers_of_different_queues_leave_each_others_alone(
+def test_each_worker_runs_tasks_of_its_own_queue_only(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """Each looks after the lots of the quota that both have: what it publishes for the other has to go there."""
+    """Each worker returns parked tasks of the shared quota, also tasks of the other worker's queue."""
     with Fleet(server, tmp_path, broker=broker.url, install=True, **SPLIT) as fleet:
         for queue in ("a", "b"):
             fleet.launch(QUICK, "-Q", queue)
@@ -99,14 +93,14 @@ def both_killed_once(fleet: Fleet, number: int, timeout: float) -> None:
 
 
 @pytest.mark.slow
-def test_both_workers_are_killed_once(
+def test_killed_workers_of_two_queues_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
     both_killed_once(Fleet(server, tmp_path, broker=broker.url, install=True, **conf), 120, 40)
 
 
-def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
+def test_tasks_wait_until_their_return_queue_is_declared(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Its own worker declares it. Until then its tasks stay where they are, and the others go on."""
@@ -125,10 +119,10 @@ def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_return_queue_of_other_arguments_is_used_as_it_is(
+def test_return_queue_with_other_arguments_is_used(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """Left by a queue that was made anew, or by somebody who has declared it as he thought."""
+    """Left by a queue that was declared anew, or declared by an operator."""
     with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **{**SPLIT, "ratelimit_tasks": {}}) as fleet:
         broker.declare("a.throttled")
         fleet.start(QUICK, "-Q", "a")
@@ -141,7 +135,7 @@ def test_a_return_queue_of_other_arguments_is_used_as_it_is(
         assert broker.ready("a", "a.throttled") == 0
 
 
-def test_no_queue_is_invented_where_none_may_be(
+def test_worker_consumes_only_configured_queues(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     queues = {name: {"exchange": name} for name in ("a", "gpu", "later")}
@@ -155,7 +149,7 @@ def test_no_queue_is_invented_where_none_may_be(
         assert [queue["name"] for queue in fleet.asked("active_queues")] == ["a"], "what Celery says of the worker"
 
 
-def test_a_return_queue_is_made_when_a_task_needs_it(
+def test_return_queue_is_declared_with_the_first_throttled_task(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="10/s", broker=broker.url) as fleet:
@@ -176,7 +170,7 @@ def test_a_return_queue_is_made_when_a_task_needs_it(
         assert broker.consumers("celery.throttled") == 1, "it is there already"
 
 
-def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
+def test_worker_consumes_a_return_queue_declared_by_another(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """What the other one sends back when it is full is for this one, which may have throttled nothing yet."""
@@ -188,21 +182,20 @@ def test_a_worker_finds_a_return_queue_that_another_one_has_declared(
 
 
 @pytest.mark.parametrize(
-    ("topology", "pool"),
+    ("topology", "why"),
     [
-        pytest.param("none", (), id="none"),
-        pytest.param("queue", (), id="queue"),
-        pytest.param("exchange", (), id="exchange"),
+        ("none", "no right"),
+        ("exchange", "no right"),
+        pytest.param("none", "no new queues", marks=pytest.mark.slow),
+        pytest.param("queue", "no new queues", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("why", ["no right", pytest.param("no new queues", marks=pytest.mark.slow)])
-def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
+def test_tasks_return_where_no_queue_may_be_declared(
     server: EmbeddedServer,
     store: redis.Redis,
     broker: Broker,
     tmp_path: Path,
     topology: str,
-    pool: tuple[str, ...],
     why: str,
 ) -> None:
     """By a return queue that others have made, else by their own queue."""
@@ -216,7 +209,7 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
         conf["task_create_missing_queues"] = False
     url = broker.locked_url if why == "no right" else broker.url
     with Fleet(server, tmp_path, rate="20/s", broker=url, **conf) as fleet:
-        fleet.start(QUICK, "-Q", "jobs", *pool, number=2)
+        fleet.start(QUICK, "-Q", "jobs", number=2)
         for index in range(10):
             fleet.send("wait", index)
         fleet.wait_for(10, 20)
@@ -241,17 +234,14 @@ def test_where_no_queue_may_be_declared_tasks_return_all_the_same(
 @pytest.mark.parametrize(
     ("pool", "declared", "configure", "write", "read"),
     [
-        pytest.param(
-            *("prefork", False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read of the queue that it declares"
-        ),
-        pytest.param(*("gevent", False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read, on gevent"),
+        pytest.param(*("gevent", False, ".*", ".*", r"^(?!.*\.throttled$).*"), id="read of the queue that it declares"),
         pytest.param(
             *("prefork", True, r"^(?!.*\.throttled).*", ".*", r"^(?!.*\.throttled$).*"), id="read of one that is there"
         ),
         pytest.param(*("prefork", False, ".*", r"^(?!.*\.fanout$).*", ".*"), id="write to the exchange"),
     ],
 )
-def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
+def test_tasks_return_by_their_own_queue_without_rights_to_the_return_queue(
     server: EmbeddedServer,
     store: redis.Redis,
     rabbitmq: RabbitMQ,
@@ -283,7 +273,7 @@ def test_without_a_right_to_the_return_queue_tasks_return_to_their_own(
         assert fleet.log().count("not for this worker") == 1
 
 
-def test_a_broker_with_as_many_queues_as_it_takes(
+def test_tasks_return_by_their_own_queue_at_the_brokers_queue_limit(
     server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
     """The virtual host is full: of its queues the worker's own come first."""
@@ -300,10 +290,10 @@ def test_a_broker_with_as_many_queues_as_it_takes(
 
 
 @pytest.mark.slow
-def test_what_overflows_to_a_queue_that_is_not_there(
+def test_overflow_queue_is_declared_when_it_is_missing(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
-    """It is made as it is for whoever sends to it. (Where none is made, the worker does not start.)"""
+    """It is declared as for any sender. (Where none may be declared, the worker does not start.)"""
     conf = {"task_queues": {"celery": {"exchange": "celery", "routing_key": "celery"}}, "task_queue_max_priority": 3}
     with Fleet(server, tmp_path, rate="4/s", broker=broker.url, **conf) as fleet:
         results = [fleet.send("overflowing", index, queue="celery") for index in range(20)]
@@ -315,7 +305,7 @@ def test_what_overflows_to_a_queue_that_is_not_there(
 
 
 @pytest.mark.slow
-def test_what_is_released_to_a_queue_that_is_not_there_stays(
+def test_release_to_a_missing_queue_keeps_tasks_parked(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="1/h", broker=broker.url, ratelimit_url=server.url) as fleet:
@@ -338,13 +328,11 @@ def test_what_is_released_to_a_queue_that_is_not_there_stays(
     ("which", "swallowed", "pool"),
     [
         pytest.param("main", 1, (), id="main, swallowed"),
-        pytest.param("beside", 1, (), id="beside, swallowed"),
-        pytest.param("main", 0, (), id="main, read", marks=pytest.mark.slow),
-        pytest.param("main", 1, ("-P", "threads"), id="main, swallowed, threads", marks=pytest.mark.slow),
+        pytest.param("main", 0, ("-P", "threads"), id="main, read, threads", marks=pytest.mark.slow),
         pytest.param("beside", 1, ("-P", "gevent"), id="beside, swallowed, gevent", marks=pytest.mark.slow),
     ],
 )
-def test_a_channel_that_the_broker_closes_is_mended(
+def test_worker_recovers_from_a_closed_channel(
     server: EmbeddedServer,
     store: redis.Redis,
     broker: Broker,
@@ -383,7 +371,7 @@ def waiting(fleet: Fleet, url: str, queue: str) -> int:
 
 
 @pytest.mark.slow
-def test_they_follow_queues_that_are_added_and_cancelled(
+def test_return_queues_follow_added_and_cancelled_queues(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="5/s", broker=broker_url) as fleet:
@@ -399,7 +387,7 @@ def test_they_follow_queues_that_are_added_and_cancelled(
         fleet.wait_for(22, 20)
         control.cancel_consumer("second", reply=True)
         until(lambda: "Canceling queue second" in fleet.log(), 10)
-        # What it has in its hands comes to its end, a second's worth; the rest waits for whoever consumes the queue.
+        # What it has in its hands comes to its end, a second's worth; the rest waits for a consumer of the queue.
         at_most = fleet.started() + 15
         for index in range(100, 140):
             fleet.send("tenant", index, "idle", queue="first")
@@ -410,7 +398,7 @@ def test_they_follow_queues_that_are_added_and_cancelled(
         assert sorted(start.index for start in fleet.starts()) == [*range(60), *range(100, 140)]
 
 
-def test_a_worker_for_a_return_queue_alone(
+def test_worker_may_consume_a_return_queue_alone(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="20/s", broker=broker_url) as fleet:
@@ -425,10 +413,10 @@ def test_a_worker_for_a_return_queue_alone(
         assert "throttled.throttled" not in fleet.log(0)
 
 
-def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
+def test_worker_of_a_return_queue_counts_as_consumer_of_its_queue(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    """Those that are parked come back by what it consumes: slots are for them, although nobody consumes the queue."""
+    """Parked tasks return by the queue that it consumes, although the task queue has no consumer."""
     with Fleet(server, tmp_path) as fleet:
         fleet.start(QUICK, "-Q", "a.throttled")
         parking = backlog_of(fleet.sender)
@@ -436,20 +424,8 @@ def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
         until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0), 10, "its saying so")
 
 
-def test_they_come_in_although_the_prefetch_is_full(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker_url) as fleet:
-        ids = [fleet.send("retry", index).id for index in range(5)]
-        for index in range(100, 120):
-            fleet.sender.send_task("tests.apps.returning.long", (index, 5.0))
-        fleet.start(QUICK, "-c", "1")
-        until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 4, 15, "what was throttled coming back")
-        assert sum(start.index >= 100 for start in fleet.starts()) <= 1, "the first of the long tasks runs still"
-
-
 @pytest.mark.parametrize("strategy", ["priority", pytest.param("sorted", marks=pytest.mark.slow)])
-def test_an_order_of_queues_does_not_put_them_last(
+def test_queue_order_strategy_does_not_delay_returned_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strategy: str
 ) -> None:
     options = {"queue_order_strategy": strategy}
@@ -469,25 +445,22 @@ def prefetch_of(fleet: Fleet) -> int:
     return int(fleet.asked("stats")["prefetch_count"])
 
 
-@pytest.mark.parametrize("send", ["throttled", "countdown"])
 @pytest.mark.parametrize("most", [None, 5])
-def test_the_prefetch_is_what_it_was(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, most: int | None, send: str
+def test_prefetch_count_is_restored_after_throttled_tasks_and_countdowns(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, most: int | None
 ) -> None:
     """``worker_eta_task_limit`` bounds how far kombu widens it, but not how far it narrows it again."""
     with Fleet(server, tmp_path, rate="20/s", broker=broker_url, worker_eta_task_limit=most) as fleet:
         fleet.start(QUICK, "-c", "4")
         assert prefetch_of(fleet) == 16
-        for index in range(20):
-            if send == "throttled":
-                fleet.send("retry", index)
-            else:
-                fleet.send("plain", index, countdown=1)
-        fleet.wait_for(20, 20)
-        until(lambda: prefetch_of(fleet) == 16, 10, "the prefetch being what it was")
+        for number, (task, options) in enumerate([("retry", {}), ("plain", {"countdown": 1})], 1):
+            for index in range(20):
+                fleet.send(task, index, **options)
+            fleet.wait_for(20 * number, 20)
+            until(lambda: prefetch_of(fleet) == 16, 10, f"the prefetch count being restored after {task}")
 
 
-def test_what_comes_back_does_not_let_others_in(
+def test_returned_tasks_arrive_beside_a_full_prefetch_and_do_not_widen_it(
     broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """It is not part of the prefetch; Celery would let in a message for each that waits for its countdown."""
@@ -499,11 +472,9 @@ def test_what_comes_back_does_not_let_others_in(
         assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
 
 
-def test_celerys_own_rate_limit_is_paid_once(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_celerys_own_rate_limit_is_charged_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """On the first delivery, and not again when a task comes back."""
-    with Fleet(server, tmp_path, rate="18/s", app=APP, broker=broker_url) as fleet:
+    with Fleet(server, tmp_path, rate="18/s", app=APP) as fleet:
         for index in range(30):
             fleet.sender.send_task("tests.apps.returning.twice_limited", (index,))
         fleet.start(QUICK)
@@ -520,7 +491,7 @@ def test_celerys_own_rate_limit_is_paid_once(
 
 
 @pytest.mark.slow
-def test_queues_that_end_with_their_worker_leave_none_behind(
+def test_exclusive_queues_leave_no_return_queue(
     request: pytest.FixtureRequest,
     broker_url: str,
     server: EmbeddedServer,
@@ -549,7 +520,7 @@ def test_queues_that_end_with_their_worker_leave_none_behind(
 
 
 @pytest.mark.slow
-def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
+def test_auto_delete_queue_keeps_its_consumer_while_the_limit_is_closed(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Others are, while their limit is closed for long: with ``throttle="wait"``."""
@@ -566,7 +537,7 @@ def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
 # -- The marker --------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_whose_name_is_the_longest_that_there_is(
+def test_queue_with_the_longest_name_is_its_own_return_queue(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """Its return queue's name would be too long: it is its own."""
@@ -578,22 +549,13 @@ def test_a_queue_whose_name_is_the_longest_that_there_is(
         assert_never_over(fleet.permits(), 20)
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        pytest.param(own, id=repr(own), marks=[] if own == "mine" else pytest.mark.slow)
-        for own in ("mine", {"limit": 5}, {"queue": "x"}, None)
-    ],
-)
-def test_a_users_header_of_our_old_name_is_the_users(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, own: Any
-) -> None:
+def test_user_header_named_ratelimit_is_left_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="2/s") as fleet:
-        ids = [fleet.send("whole", headers={"ratelimit": own}).id for _ in range(3)]
+        values: list[Any] = ["mine", {"limit": 5}, {"queue": "x"}, None]
+        sent = {fleet.send("whole", headers={"ratelimit": own}).id: own for own in values}
         fleet.start(QUICK)
-        paths: list[Callable[[], bool]] = [(tmp_path / f"{id}.request").exists for id in ids]
-        until(lambda: all(exists() for exists in paths), 15, "every task")
-        for id in ids:
+        until(lambda: all((tmp_path / f"{id}.request").exists() for id in sent), 15, "every task")
+        for id, own in sent.items():
             found = json.loads((tmp_path / f"{id}.request").read_text())
             assert found["headers"]["ratelimit"] == own
             assert not [name for name in found["headers"] if name.startswith("celery-ratelimit")]

@@ -13,7 +13,7 @@ from tests.fleet_of import Fleet, errors, until
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_leases_of_tasks_that_have_ended_are_released_meanwhile(
+def test_soft_shutdown_releases_leases_of_ended_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:
     with Fleet(server, tmp_path, worker_soft_shutdown_timeout=120.0) as fleet:

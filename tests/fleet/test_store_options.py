@@ -23,7 +23,7 @@ __all__ = ["tls", "tls_server"]
 
 
 @pytest.mark.parametrize("scheme", ["rediss", pytest.param("redis", marks=pytest.mark.slow)])
-def test_tls_of_the_broker_is_the_stores(
+def test_store_uses_tls_options_of_the_broker(
     tls_server: tuple[int, Path], server: EmbeddedServer, store: redis.Redis, tmp_path: Path, scheme: str
 ) -> None:
     port, certificate = tls_server
@@ -44,7 +44,7 @@ def test_tls_of_the_broker_is_the_stores(
         assert Limiter.from_app(fleet.sender).check_store() == []
 
 
-def test_a_wrong_ca_in_the_settings_of_the_broker_is_named(tls_server: tuple[int, Path], tmp_path: Path) -> None:
+def test_check_names_a_wrong_ca_of_the_broker(tls_server: tuple[int, Path], tmp_path: Path) -> None:
     port, _ = tls_server
     other = tmp_path / "other.pem"
     request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-keyout", "/dev/null"]
@@ -74,7 +74,7 @@ def a_fleet_by_tokens(server: EmbeddedServer, store: redis.Redis, directory: Pat
         store.execute_command("ACL", "DELUSER", "iam")
 
 
-def test_a_token_that_is_replaced_while_workers_run(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_replaced_token_loses_no_task(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with a_fleet_by_tokens(server, store, tmp_path) as (fleet, token):
         for index in range(100):
             fleet.send("retry", index)
@@ -89,7 +89,7 @@ def test_a_token_that_is_replaced_while_workers_run(server: EmbeddedServer, stor
         assert not errors(fleet.log(0) + fleet.log(1))
 
 
-def test_a_credential_provider_that_fails_is_an_outage(
+def test_failing_credential_provider_counts_as_an_outage(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """No task fails for it."""

@@ -22,7 +22,7 @@ MOST_SENT_BACK = 2 * TASKS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["retry", "wait"])
-def test_two_versions_of_the_keys_share_queues_and_lose_nothing(
+def test_two_key_versions_share_queues_and_lose_no_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     v0 = tmp_path / "v0"

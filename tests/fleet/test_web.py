@@ -46,7 +46,7 @@ def client_of(url: str, **query: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=90, limits=httpx.Limits(max_connections=None), params=query)
 
 
-def test_a_web_process_and_a_fleet_share_a_quota(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Tasks and requests come together, in waves, half again as many as the quota lets through."""
 
     async def requested(fleet: Fleet, url: str) -> list[int]:
@@ -73,9 +73,7 @@ def test_a_web_process_and_a_fleet_share_a_quota(server: EmbeddedServer, store: 
         assert "Traceback" not in fleet.log(0) + fleet.log(1) + (tmp_path / "web.log").read_text()
 
 
-def test_requests_that_cannot_wait_are_told_when_to_come_back(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_refused_requests_have_a_retry_after_header(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="1/m") as fleet, web_process(fleet) as url:
 
         async def requested() -> list[int]:

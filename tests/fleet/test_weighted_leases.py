@@ -1,4 +1,4 @@
-"""Tasks that hold several permits of a concurrency limit: never more together than there are, and none is starved."""
+"""Tasks that hold several permits of a concurrency limit never hold more than there are, and none starves."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def most_held(starts: list[records.Start]) -> int:
     return most
 
 
-@pytest.mark.parametrize("task", ["train", "patient_train"])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_tasks_hold_no_more_permits_than_there_are(
+@pytest.mark.parametrize(("task", "pool"), [("train", "prefork"), ("patient_train", "threads")])
+def test_tasks_never_hold_more_permits_than_the_limit(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -45,7 +44,7 @@ def test_tasks_hold_no_more_permits_than_there_are(
         assert store.zscore("ratelimit:v1:{gpus}::leases", "\0+") is None
 
 
-def test_tasks_of_two_limits_do_not_wait_for_each_other(
+def test_tasks_of_two_concurrency_limits_do_not_deadlock(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """Each takes all permits of both. With permits set aside for one task in each limit, all stood still."""

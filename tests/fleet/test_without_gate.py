@@ -1,4 +1,4 @@
-"""Where no gate is, ``before_start`` of the base class asks: still never over, and a task never pays twice."""
+"""Without the gate the base class acquires in ``before_start``: never over the rate, one permit per task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, assert_never_over, until
 
 
-def test_a_worker_without_the_gate_holds_the_limit(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_worker_without_the_gate_holds_the_limit(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="20/s", app="tests.apps.no_gate") as fleet:
         fleet.start(number=2)
         results = [fleet.send("retry", index) for index in range(60)]
@@ -21,7 +21,7 @@ def test_a_worker_without_the_gate_holds_the_limit(server: EmbeddedServer, store
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 
-def test_a_worker_without_the_gate_defers_tasks_while_the_store_is_lost(
+def test_worker_without_the_gate_defers_tasks_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with (

@@ -1,4 +1,4 @@
-"""Tasks of other packages and with options of Celery's that change how a task is called or ends."""
+"""Tasks of other packages, which change how a task is called or ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 
 from celery_ratelimit import Throttled
 from celery_ratelimit.testing import EmbeddedServer
@@ -15,7 +16,7 @@ from tests.fleet_of import Fleet, errors, until
 APP = "tests.apps.companions"
 
 
-def test_a_task_with_models_has_a_limit_for_each_tenant_by_a_field(
+def test_pydantic_task_has_a_limit_for_each_tenant_by_a_field(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, app=APP) as fleet:
@@ -33,34 +34,35 @@ def test_a_task_with_models_has_a_limit_for_each_tenant_by_a_field(
         assert fleet.started() == 3
 
 
-@pytest.mark.parametrize("throttle", ["drop", "fail"])
-@pytest.mark.parametrize("package", ["singleton", "once", "unique"])
-def test_a_lock_is_released_where_a_limit_ends_the_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, package: str, throttle: str
+def test_locks_of_other_packages_are_released_when_a_limit_ends_the_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """``on_throttled_out``, ``on_failure`` or ``after_return`` release it, so that the same call is sent again."""
     with Fleet(server, tmp_path, app=APP) as fleet:
         fleet.start("-P", "threads", "-c", "2")
 
-        def call(index: int) -> str:
-            """The id of the task that was sent, or of the one that has the lock."""
-            return str(fleet.sender.send_task("call", (f"{package}.{throttle}", index)).get(timeout=20))
+        def call(name: str, index: int) -> AsyncResult:
+            """The task that was sent, or the one that has the lock."""
+            return fleet.sender.AsyncResult(str(fleet.sender.send_task("call", (name, index)).get(timeout=20)))
 
-        assert fleet.sender.AsyncResult(call(0)).get(timeout=20) == 0
-        ended = []
-        for _ in range(2):
-            ended.append(fleet.sender.AsyncResult(call(1)))
-            until(lambda: ended[-1].state == ("REVOKED" if throttle == "drop" else "FAILURE"), 20, "its end")
-            until(lambda: not [key for key in store.scan_iter("*") if is_lock(key)], 10, "the release of the lock")
-        assert ended[0].id != ended[1].id
-        assert fleet.started() == 1
+        for package in ("singleton", "once", "unique"):
+            for throttle, state in (("drop", "REVOKED"), ("fail", "FAILURE")):
+                name = f"{package}.{throttle}"
+                assert call(name, 0).get(timeout=20) == 0
+                ended = []
+                for _ in range(2):
+                    ended.append(call(name, 1))
+                    until(lambda ended=ended, state=state: ended[-1].state == state, 20, f"the end of {name}")
+                    until(lambda: not list(filter(is_lock, store.scan_iter("*"))), 10, f"the release of {name}'s lock")
+                assert ended[0].id != ended[1].id
+        assert fleet.started() == 6
 
 
 def is_lock(key: str) -> bool:
     return key.startswith(("SINGLETONLOCK_", "qo_", "h-lock:"))
 
 
-def test_a_task_hears_once_that_a_limit_has_ended_it(
+def test_on_throttled_out_is_called_once_for_each_ended_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, app=APP) as fleet:

@@ -1,8 +1,7 @@
-"""What an SRE would do to it: the store killed, hung and restarted; workers killed; script caches flushed."""
+"""The store is killed, hung and restarted; workers and connections are killed; script caches are flushed."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,15 @@ from celery_ratelimit import Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, assert_never_over, errors, until
 
+#: A task of each throttle, with a limit of its own.
+BOTH = ("retry", "wait")
+
+
+def never_over_by_task(fleet: Fleet, rate: float) -> None:
+    """No more than the rate of each task of ``BOTH``, which were sent in turn."""
+    for task in (0, 1):
+        assert_never_over([permit for permit in fleet.permits() if permit.index % 2 == task], rate)
+
 
 @pytest.fixture
 def limits_store() -> Iterator[EmbeddedServer]:
@@ -23,7 +31,7 @@ def limits_store() -> Iterator[EmbeddedServer]:
 
 
 @pytest.mark.slow
-def test_script_flush_is_not_noticed(
+def test_script_flush_changes_nothing(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     """In a store of its own: kombu has a script at the broker, and warns if it is flushed twice in a row."""
@@ -41,26 +49,25 @@ def test_script_flush_is_not_noticed(
         assert "WARNING" not in fleet.log().split("ready.")[1]
 
 
-@pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_restarted_store_costs_a_moment_and_nothing_else(
-    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path, throttle: str
+def test_tasks_go_on_when_a_killed_store_is_restarted(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, ratelimit_url=limits_store.url) as fleet:
         fleet.start(number=2)
         for index in range(400):
-            fleet.send(throttle, index)
+            fleet.send(BOTH[index % 2], index)
         fleet.wait_for(100, 20)
         limits_store.kill()
         limits_store.start()
         starts = fleet.wait_for(400, 40)
         assert sorted(start.index for start in starts) == list(range(400))
-        assert_never_over(fleet.permits(), 100)  # its file knew the bucket: nothing was let through twice
+        never_over_by_task(fleet, 100)  # its file knew the buckets: nothing was let through twice
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
         assert not errors(fleet.log(0) + fleet.log(1))
 
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
-def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
+def test_defer_delays_only_limited_tasks_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path, how: str
 ) -> None:
     with Fleet(server, tmp_path, rate="20/s", ratelimit_url=limits_store.url) as fleet:
@@ -70,10 +77,8 @@ def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
             fleet.send("retry", index)
         # Unlimited tasks and remote control go on while the store is dead or hangs.
         fleet.send("plain", 1_000).get(timeout=10)
-        began = time.monotonic()
         for index in range(30):
             fleet.send("plain", 1_001 + index).get(timeout=10)
-        assert time.monotonic() - began < 15, "half a second each, if each waited for the store"
         assert fleet.sender.control.ping(timeout=2)
         time.sleep(2)
         assert {start.index for start in fleet.starts()} == set(range(1_000, 1_031))  # never over: nothing let through
@@ -87,10 +92,10 @@ def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
         starts = [start for start in fleet.wait_for(81, 40) if start.index < 50]
         assert sorted(start.index for start in starts) == list(range(50))
         assert_never_over(fleet.permits(), 20)
-        assert "store is back" in fleet.log()
+        until(lambda: "store is back" in fleet.log(), 10, "the end of the outage in the log")
 
 
-def test_without_the_store_allow_lets_everything_through(
+def test_allow_lets_all_tasks_start_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "allow"}
@@ -103,7 +108,7 @@ def test_without_the_store_allow_lets_everything_through(
 
 
 @pytest.mark.slow
-def test_without_the_store_local_lets_each_worker_have_its_share(
+def test_local_lets_each_worker_have_its_share_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "local"}
@@ -120,7 +125,7 @@ def test_without_the_store_local_lets_each_worker_have_its_share(
         assert starts[-1].at - killed >= 118 / 40
 
 
-def test_without_the_store_raise_fails_the_task(
+def test_raise_fails_the_task_while_the_store_is_down(
     server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "raise"}
@@ -133,98 +138,48 @@ def test_without_the_store_raise_fails_the_task(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_loses_nothing_under_acks_late(
+def test_task_held_for_longer_than_the_visibility_timeout_runs_once(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    options = {
-        "visibility_timeout": 4,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    }
-    with Fleet(server, tmp_path, rate="50/s", broker_transport_options=options) as fleet:
-        fleet.start(number=2)
-        index_of = {fleet.send("late", index).id: index for index in range(300)}
-
-        def all_are_noted() -> bool:
-            """A message that is on its way from the broker (BRPOP) is in no list: kombu loses it with a killed worker,
-            be it throttled or not. So every task has to be noted as unacknowledged, or to have started.
-            """
-            if fleet.started() < 60 or store.exists("celery", "celery.throttled"):
-                return False
-            noted = {index_of[json.loads(message)[0]["headers"]["id"]] for message in store.hvals("unacked")}
-            return len(noted | {start.index for start in fleet.starts()}) == 300
-
-        until(all_are_noted, 20, "an empty queue")
-        fleet.kill(0)
-        until(lambda: len({start.index for start in fleet.starts()}) == 300, 40, "every task")
-        starts = fleet.starts()
-        assert_never_over(fleet.permits(), 50)
-        again = len(starts) - 300
-        assert again <= 4  # what was running in the two processes that were killed, and what had just ended there
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("throttle", ["wait", "retry"])
-def test_who_is_held_for_longer_than_the_visibility_timeout_runs_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
-) -> None:
+    """The broker counts from when it hands a message out: the sender's own countdown is part of the time."""
     options = {"visibility_timeout": 4, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     with Fleet(server, tmp_path, rate="1/s", broker_transport_options=options) as fleet:
         fleet.start(number=2)
-        for index in range(12):
-            fleet.send(throttle, index)
-        starts = fleet.wait_for(12, 30)
-        time.sleep(3)
-        assert sorted(start.index for start in fleet.starts()) == list(range(12))
-        assert len(starts) == 12
-        assert_never_over(fleet.permits(), 1)
+        for index in range(24):
+            fleet.send(BOTH[index % 2], index, countdown=3 if index % 4 == 3 else None)
+        fleet.wait_for(24, 40)
+        until(lambda: not store.exists("celery", "celery.throttled", "unacked"), 20, "every acknowledgement")
+        assert sorted(start.index for start in fleet.starts()) == list(range(24))
+        never_over_by_task(fleet, 1)
 
 
-@pytest.mark.slow
-def test_a_countdown_of_the_users_counts_as_being_held(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    """The broker counts from when it hands a message out: with its countdown, what waits would be here too long."""
-    options = {"visibility_timeout": 4, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-    with Fleet(server, tmp_path, rate="1/s", broker_transport_options=options) as fleet:
-        fleet.start(number=2)
-        for index in range(6):
-            fleet.send("wait", index, countdown=3)
-        fleet.wait_for(6, 30)
-        time.sleep(3)
-        assert sorted(start.index for start in fleet.starts()) == list(range(6))
-
-
-@pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_a_killed_broker_connection_is_survived(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
-) -> None:
+def test_tasks_survive_a_killed_broker_connection(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """What the worker holds, or has back from the parking lot, is taken up anew.
 
     Killed when no message is on its way from the broker: those kombu loses (``BRPOP``), throttled or not.
     """
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         fleet.start()
-        for index in range(8):
-            fleet.send(throttle, index)
-        fleet.wait_for(2, 10)
-        until(lambda: fleet.started() + store.hlen("unacked") == 8, 10, "the worker holding all others")
+        for index in range(16):
+            fleet.send(BOTH[index % 2], index)
+        fleet.wait_for(4, 10)
+        until(lambda: fleet.started() + store.hlen("unacked") == 16, 10, "the worker holding all others")
         store.client_kill_filter(_type="normal", skipme=True)
-        until(lambda: len({start.index for start in fleet.starts()}) == 8, 40, "every task")
-        assert_never_over(fleet.permits(), 4)
+        until(lambda: len({start.index for start in fleet.starts()}) == 16, 40, "every task")
+        never_over_by_task(fleet, 4)
 
 
-def test_a_worker_that_is_stopped_gives_everything_back(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_stopped_worker_requeues_all_waiting_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Stopped as the next of each kind is in the worker and waits for its turn; no task is just being started."""
     with Fleet(server, tmp_path, rate="30/m") as fleet:
         for index in range(100):
             fleet.send(("retry", "wait")[index % 2], index)
         fleet.start()
         fleet.wait_for(4, 20)
-        until(lambda: fleet.sent_back() >= 2, 10, "the next one being back, a second before its turn")
-        assert store.hlen("unacked") >= 2
+        until(
+            lambda: fleet.sent_back() >= 2 and store.hlen("unacked") >= 2,
+            *(10, "the next one being back, a second before its turn"),
+        )
         fleet.stop()
         done = fleet.started()
         left = sum(store.llen(queue) for queue in ("celery", "celery.throttled"))

@@ -1,10 +1,9 @@
-"""The important ones first: what the broker's own priorities promise, also among those that wait for a limit."""
+"""The broker's priorities hold among tasks that wait for a limit, too."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
@@ -15,14 +14,12 @@ LOW, HIGH = 200, 10
 QUEUES = {"celery": {"queue_arguments": {"x-max-priority": 9}}}
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def test_the_important_pass_a_backlog(
-    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+def test_tasks_of_high_priority_pass_a_backlog(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
-    """They wait for those that have left the lot, which have slots within a second, and to be taken in."""
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    low, high = (0, 9) if broker else (9, 0)
-    with Fleet(server, tmp_path, rate="20/s", broker=broker, ratelimit_url=server.url, task_queues=QUEUES) as fleet:
+    """They wait only for tasks that have left the backlog, which have slots within a second."""
+    low, high = (9, 0) if broker_url == server.url else (0, 9)
+    with Fleet(server, tmp_path, rate="20/s", broker=broker_url, ratelimit_url=server.url, task_queues=QUEUES) as fleet:
         for index in range(LOW):
             fleet.send("retry", index, priority=low)
         fleet.start(number=2)

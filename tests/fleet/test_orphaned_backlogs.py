@@ -1,4 +1,4 @@
-"""What a limit, a quota or a queue leaves behind when it is renamed or removed is said, and comes out (law 12)."""
+"""The backlog of a renamed or removed limit, quota or queue is reported, and returns to its queues (law 12)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ PLAIN, RETRY = "tests.apps.fleet.plain", "tests.apps.fleet.retry"
 GRACE = 3.0
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
-    return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
-
-
 def deploy(fleet: Fleet, **conf: Any) -> None:
     """What the workers that are started from now on have as settings."""
     fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": GRACE, **conf})
@@ -44,7 +39,9 @@ def parked(fleet: Fleet) -> Mapping[str, int]:
     return counts
 
 
-def test_a_quota_that_was_renamed(server: EmbeddedServer, broker_url: str, tmp_path: Path) -> None:
+def test_backlog_of_a_renamed_quota_returns_to_its_queue(
+    server: EmbeddedServer, broker_url: str, tmp_path: Path
+) -> None:
     with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
         deploy(fleet, ratelimit_url=server.url, **quota("stripe", "1/h"))
         fleet.start()
@@ -65,7 +62,9 @@ def test_a_quota_that_was_renamed(server: EmbeddedServer, broker_url: str, tmp_p
 
 
 @pytest.mark.slow
-def test_the_last_limit_that_was_removed(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_backlog_of_the_last_removed_limit_returns_to_its_queue(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Nothing is limited any more, and no gate would be needed."""
     with Fleet(server, tmp_path, app="tests.apps.gate_only", **quota("stripe", "1/h")) as fleet:
         deploy(fleet, **quota("stripe", "1/h"))
@@ -81,7 +80,7 @@ def test_the_last_limit_that_was_removed(server: EmbeddedServer, store: redis.Re
 
 
 @pytest.mark.slow
-def test_nothing_is_handed_back_while_a_rolling_deploy_has_both(
+def test_rolling_deploy_keeps_the_backlog_of_the_old_quota(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, install=True) as fleet:
@@ -97,7 +96,7 @@ def test_nothing_is_handed_back_while_a_rolling_deploy_has_both(
         assert "stripe'" not in fleet.log(1)
 
 
-def test_a_queue_that_was_renamed(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_backlog_of_a_renamed_queue_returns_to_it(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Nobody consumes it any more, but another one under the same quota: its tasks go back to it, as they were sent."""
     with Fleet(server, tmp_path, install=True) as fleet:
         deploy(fleet, **quota("stripe", "1/h"))
@@ -113,7 +112,7 @@ def test_a_queue_that_was_renamed(server: EmbeddedServer, store: redis.Redis, tm
         for message in store.lrange("a", 0, -1):
             headers = json.loads(message)["headers"]
             assert not {"ratelimit", "celery-ratelimit-return"} & headers.keys()
-        until(lambda: "are in their queues again: a" in fleet.log(), 10, "its being said")
+        until(lambda: "are in their queues again: a" in fleet.log(), 10, "the report")
         fleet.env["TEST_CONF"] = "{}"
         fleet.app = "tests.apps.uninstalled"
         fleet.start("-Q", "a")
@@ -121,7 +120,9 @@ def test_a_queue_that_was_renamed(server: EmbeddedServer, store: redis.Redis, tm
 
 
 @pytest.mark.slow
-def test_a_return_queue_that_nobody_consumes_any_more(server: EmbeddedServer, broker_url: str, tmp_path: Path) -> None:
+def test_messages_in_the_old_return_queue_run_after_its_name_changed(
+    server: EmbeddedServer, broker_url: str, tmp_path: Path
+) -> None:
     """The name of return queues was changed while messages were in one."""
     with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
         deploy(fleet, ratelimit_url=server.url, **quota("stripe", "2/s"))
@@ -136,7 +137,7 @@ def test_a_return_queue_that_nobody_consumes_any_more(server: EmbeddedServer, br
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 1)
 
 
-def test_the_recipe_for_removing_the_package(
+def test_drained_tasks_run_after_the_package_was_removed(
     server: EmbeddedServer, broker_url: str, store: redis.Redis, tmp_path: Path
 ) -> None:
     """docs/operations.md: stop the workers, drain, start workers without it."""
@@ -185,7 +186,7 @@ def test_drain_refuses_while_workers_answer(server: EmbeddedServer, store: redis
         assert not lots.lots()
 
 
-def test_what_workers_left_that_were_killed_is_drained_too(
+def test_drain_returns_tasks_of_killed_workers(
     server: EmbeddedServer, broker: Broker, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="5/s", broker=broker.url, ratelimit_url=server.url) as fleet:
@@ -205,7 +206,9 @@ def test_what_workers_left_that_were_killed_is_drained_too(
 
 
 @pytest.mark.parametrize("act", ["lots", "tasks", "release", "purge"])
-def test_a_name_that_nobody_knows(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, act: str) -> None:
+def test_unknown_limit_name_is_refused_without_force(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, act: str
+) -> None:
     with Fleet(server, tmp_path, ratelimit_quotas={"stripe": "1/h"}, ratelimit_queues={"emails": "stripe"}) as fleet:
         lots = ParkingLots(fleet.sender)
         with pytest.raises(ConfigurationError, match=r"called 'strpe'.*Did you mean 'stripe'\?.*force=True"):

@@ -23,7 +23,7 @@ POOLS = {"threads": ("-P", "threads", "-c", "8"), "solo": ("-P", "solo"), "prefo
 
 
 def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[], None] = lambda: None) -> None:
-    """``then``: before the workers are killed, who may not have acknowledged what has just started."""
+    """``then`` runs before the workers are killed, which may not have acknowledged the last tasks yet."""
     with fleet:
         for index in range(TASKS):
             fleet.send(throttles[index % len(throttles)], index)
@@ -38,24 +38,24 @@ def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[]
         assert "Traceback" not in fleet.log()
 
 
-@pytest.mark.parametrize(
-    "pool", ["solo", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "prefork"))]
-)
-def test_on_redis(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
+@pytest.mark.parametrize("pool", ["solo", pytest.param("threads", marks=pytest.mark.slow)])
+def test_backlog_on_redis_leaves_at_the_rate(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
     a_backlog_leaves(Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.loopless"), pool, "retry")
     assert not store.exists("celery", "celery.throttled")
     assert not store.keys("ratelimit:*:payloads@*")
 
 
 @pytest.mark.parametrize(
-    "throttles",
+    ("pool", "throttles"),
     [
-        pytest.param(("retry",), id="retry"),
-        pytest.param(("wait",), id="wait", marks=pytest.mark.slow),
-        pytest.param(("retry", "wait"), id="retry+wait", marks=pytest.mark.slow),
+        ("threads", ("retry",)),
+        pytest.param("solo", ("retry", "wait"), marks=pytest.mark.slow),
+        pytest.param("prefork", ("wait",), marks=pytest.mark.slow),
     ],
+    ids=str,
 )
-@pytest.mark.parametrize("pool", POOLS)
 def test_on_rabbitmq(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, throttles: tuple[str, ...]
 ) -> None:
@@ -86,8 +86,8 @@ def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
     return consumer
 
 
-def test_one_thread_at_a_time_is_in_the_gate() -> None:
-    """Timers and messages come from different threads; who is in may come in again, as a solo pool's tasks do."""
+def test_gate_runs_in_one_thread_at_a_time() -> None:
+    """Timers and messages come from different threads; the thread inside may enter again, as a solo pool's tasks do."""
     consumer = a_consumer(Timer(), is_green=False)
     worker = Worker(consumer)
     rang = threading.Event()
@@ -107,7 +107,7 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
         consumer.timer.stop()
 
 
-def test_a_timer_that_sleeps_looks_often_for_what_was_set_meanwhile() -> None:
+def test_timer_checks_for_new_entries_every_10_ms() -> None:
     """With Celery's own precision a timer is up to a second late."""
     consumer = a_consumer(timer := Timer(), is_green=False)
     Worker(consumer).intercept(
@@ -122,7 +122,7 @@ def sent_back() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("is_green", [False, True], ids=["thread", "greenlet"])
-def test_who_is_called_before_its_countdown_ends_does_not_come_at_its_end_too(is_green: bool) -> None:
+def test_task_fired_early_does_not_fire_again(is_green: bool) -> None:
     """Timers may wake while others are called; an eventlet cannot be ended without letting others run."""
     came: list[SimpleNamespace] = []
     entries: list[Entry] = []
@@ -139,7 +139,7 @@ def test_who_is_called_before_its_countdown_ends_does_not_come_at_its_end_too(is
     assert came == requests
 
 
-def test_who_could_not_be_called_comes_at_the_end_of_its_countdown() -> None:
+def test_task_that_could_not_be_fired_early_fires_at_its_countdown() -> None:
     came: list[SimpleNamespace] = []
 
     def apply_eta_task(request: SimpleNamespace) -> None:

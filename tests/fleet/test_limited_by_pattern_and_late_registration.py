@@ -1,4 +1,4 @@
-"""Whatever is limited is looked after: nothing is parked where nobody looks."""
+"""Limits by pattern, of Celery's own tasks and of tasks registered late: what is parked always returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fleet_of import Fleet, assert_never_over, until
 QUICK = "--without-mingle"
 
 
-def test_a_pattern_for_everything_leaves_celerys_own_tasks_alone(
+def test_pattern_for_all_tasks_leaves_celerys_own_tasks_unlimited(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     everything = {"ratelimit_tasks": {"*": "5/s"}}
@@ -38,7 +38,7 @@ def test_a_pattern_for_everything_leaves_celerys_own_tasks_alone(
         assert not store.keys("ratelimit:*{celery.*")
 
 
-def test_celerys_own_tasks_are_limited_by_their_names(
+def test_celerys_own_task_limited_by_its_name_is_parked_and_returns(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """And looked after: they are parked, and come back."""
@@ -51,7 +51,9 @@ def test_celerys_own_tasks_are_limited_by_their_names(
         assert [*chain.from_iterable(result.get(timeout=30))] == list(range(8))
 
 
-def test_tasks_that_are_registered_after_the_start(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_tasks_registered_after_worker_start_are_limited(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     later = {"ratelimit_tasks": {"later.by_pattern": "5/s"}}
     with Fleet(server, tmp_path, app="tests.apps.later", **later) as fleet:
         fleet.start(QUICK, "-P", "threads")
@@ -83,7 +85,7 @@ def test_tasks_that_are_registered_after_the_start(server: EmbeddedServer, store
 
 
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("fail", marks=pytest.mark.slow)])
-def test_chords_end_whatever_becomes_of_throttled_tasks(
+def test_chords_complete_although_chord_unlock_is_throttled(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
 ) -> None:
     """A backend that counts no parts needs ``celery.chord_unlock``, of which one may be parked here."""
@@ -101,7 +103,7 @@ def test_chords_end_whatever_becomes_of_throttled_tasks(
         assert "celery.chord_unlock" in fleet.log()
 
 
-def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
+def test_limited_calls_within_starmap_log_one_warning(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """``chunks()`` and ``starmap()`` call a task as a function: no gate sees it."""
@@ -112,13 +114,13 @@ def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
             for _ in range(2):
                 result = chunks(called, [(index,) for index in range(6)], 3, app=fleet.sender).apply_async()
                 assert [*chain.from_iterable(result.get(timeout=20))] == list(range(6))
-        said = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
-        assert len(said) == 1
-        assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in said[0]
+        warnings = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
+        assert len(warnings) == 1
+        assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in warnings[0]
 
 
 @pytest.mark.slow
-def test_one_that_ends_before_it_has_heard_that_a_queue_is_consumed_again(
+def test_backlog_of_a_queue_returns_although_the_worker_that_suspended_it_has_ended(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     """It sets aside once more what was called back, and is not there any more when it would call it back itself."""

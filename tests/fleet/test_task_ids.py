@@ -1,4 +1,4 @@
-"""One id and several messages: each is a task of its own, as it is to Celery."""
+"""Several messages with one task id: each is a task of its own, as in Celery."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ APP = "tests.apps.ids"
 QUICK = "--without-mingle"
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
-def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
-    return server.url if request.param == "redis" else request.getfixturevalue("broker").url
-
-
 class Ids(Fleet):
     def __init__(self, server: EmbeddedServer, directory: Path, **conf: Any) -> None:
         super().__init__(server, directory, app=APP, **conf)
@@ -35,13 +30,12 @@ class Ids(Fleet):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_what_replaces_a_task_waits_for_a_place_of_its_own(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
+def test_replacing_task_waits_for_a_lease_of_its_own(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
 ) -> None:
     """It has the id of the one that it replaces, which is still running when it comes."""
     with Ids(server, tmp_path, broker=broker_url) as fleet:
-        fleet.start(QUICK, "-P", pool)
+        fleet.start(QUICK, "-P", "prefork" if broker_url == server.url else "threads")
         for number in range(2):
             fleet.call("replacing", 10 * number, 0.3)
         fleet.wait_for(8, 60)
@@ -53,8 +47,12 @@ def test_what_replaces_a_task_waits_for_a_place_of_its_own(
         until(lambda: not store.keys("*{one}*leases"), 20, "every place being given back")
 
 
-@pytest.mark.parametrize("task", ["numbered", pytest.param("patient", marks=pytest.mark.slow)])
-def test_an_id_that_is_used_again_loses_nothing(
+@pytest.mark.parametrize(
+    ("broker_url", "task"),
+    [("redis", "numbered"), pytest.param("rabbitmq", "patient", marks=pytest.mark.slow)],
+    indirect=["broker_url"],
+)
+def test_reused_task_id_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
 ) -> None:
     with Ids(server, tmp_path, rate="2/s", broker=broker_url) as fleet:
@@ -73,7 +71,7 @@ def test_an_id_that_is_used_again_loses_nothing(
         assert not fleet.parking_lots().lots()
 
 
-def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None:
+def test_redelivered_message_keeps_its_stored_id(broker_url: str) -> None:
     """Of two copies that are the same in all that a sender can see, on Redis each is one of its own."""
     ids = []
 
@@ -103,18 +101,18 @@ def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None
 @pytest.mark.parametrize(
     "headers",
     [
-        {RETURN_HEADER: {"eta": None, "exchange": "", "routing_key": "jobs", "queue": "jobs", "id": "as@it.said"}},
-        {COPY_HEADER: {"lot": ["api", ""], "id": "as@it.said", "copy": 3}},
+        {RETURN_HEADER: {"eta": None, "exchange": "", "routing_key": "jobs", "queue": "jobs", "id": "stored@id"}},
+        {COPY_HEADER: {"lot": ["api", ""], "id": "stored@id", "copy": 3}},
     ],
     ids=["returned", "handed back"],
 )
-def test_what_has_come_back_keeps_what_it_was_known_by(headers: dict[str, Any]) -> None:
+def test_returned_message_keeps_its_stored_id(headers: dict[str, Any]) -> None:
     message = SimpleNamespace(headers=headers, body=b"", properties={}, channel=None)
     request = SimpleNamespace(id="this", message=message, request_dict={})
-    assert stored_id(request, "jobs") == "as@it.said"
+    assert stored_id(request, "jobs") == "stored@id"
 
 
-def test_ids_differ_by_attempt_nesting_body_and_queue() -> None:
+def test_stored_ids_differ_by_attempt_nesting_body_and_queue() -> None:
     def known_as(id: str = "this", queue: str = "jobs", body: bytes = b"1", **fields: Any) -> str:
         message = SimpleNamespace(headers={}, body=body, properties={"delivery_tag": 1}, channel=None)
         return stored_id(SimpleNamespace(id=id, message=message, request_dict=fields), queue)

@@ -1,7 +1,7 @@
-"""Law 13 on real fleets: who shares a limit is served by weight, and nobody waits for another's backlog.
+"""Law 13 on real fleets: a shared limit serves each key by weight, and no key waits for another's backlog.
 
-Everything is parked before the limit opens, so the order of turns is known. It is judged by the order of permits: a
-task may be passed by those that were in flight with it.
+All tasks are parked before the limit opens, so the order of turns is known. The tests judge the order of permits:
+tasks in flight together may pass each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 def parked(
     server: EmbeddedServer, directory: Path, rate: int, task: str, limit: str, calls: Sequence[tuple[object, ...]]
 ) -> Iterator[tuple[Fleet, list[int]]]:
-    """Two workers, and all these calls parked, in the order that is said; the limit is open when the block begins."""
+    """Two workers and all calls parked; yields the fleet and the order of the backlog. The limit is open then."""
     with Fleet(server, directory, rate=f"{rate}/s", app="tests.apps.weighed") as fleet:
         limiter = Limiter.from_url(server.url)
         limiter.pause(limit, 3600, force=True)
@@ -63,7 +63,7 @@ def test_fifty_tenants_are_served_by_weight_over_every_interval(
         order = order_of(fleet)
         assert sorted(order) == list(range(len(calls)))
         at = {index: position for position, index in enumerate(turns)}
-        late = set[int]()  # whose turn it was before one that has started
+        late = set[int]()  # calls with an earlier turn than one that has started
         reached, most = 0, 0
         for index in order:
             late |= set(turns[reached : max(reached, at[index])])
@@ -110,7 +110,7 @@ def test_three_to_one_over_a_thousand_starts(server: EmbeddedServer, store: redi
         assert abs(gold - 750) <= 20
 
 
-def test_ten_behind_ten_thousand_have_every_second_turn(
+def test_ten_tasks_behind_ten_thousand_alternate_with_them(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     calls = [("big",)] * 10_000 + [("small",)] * 10
@@ -121,7 +121,9 @@ def test_ten_behind_ten_thousand_have_every_second_turn(
         assert max(map(order.index, small)) < 20 + LEFT * 100 + HELD
 
 
-def test_what_people_do_meanwhile_loses_nobody(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_operator_actions_on_a_fair_backlog_lose_no_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
     """Tasks are revoked, released and thrown away, tenants are held back and let go, and weights change."""
     random = Random(7)
     calls = [(tenant, random.randint(1, DEAREST)) for tenant in WEIGHTS for _ in range(8)]

@@ -1,0 +1,100 @@
+"""``check --fleet`` of real workers: one warning for each fault, and none for a healthy fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks.processes import ROOT
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import Fleet, until
+
+
+def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
+    """Run the command with the code of ``tests.apps.slow``; its findings."""
+    command = [sys.executable, "-m", "celery", "-A", "tests.apps.slow", "ratelimit", "check", "--fleet", "--json"]
+    ran = subprocess.run(command, env={**os.environ, **fleet.env, **env}, cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    assert ran.returncode == bool(found["warnings"])
+    return found
+
+
+def until_reported(fleet: Fleet, part: str, kind: str = "warnings", **env: str) -> str:
+    """Workers have a second to answer, which a busy machine's may not do."""
+    found: list[str] = []
+
+    def is_reported() -> bool:
+        found[:] = [each for each in checked(fleet, **env)[kind] if part in each]
+        return bool(found)
+
+    until(is_reported, 20, f"{part!r} being reported")
+    return found[0]
+
+
+#: Of the store that tests have; and of the fleet's app, which has tasks of all kinds.
+ALWAYS = ("the store keeps nothing on disk", "task 'tests.apps.fleet.overflowing': overflow='later'")
+
+
+def test_healthy_fleet_has_no_warning_but_for_a_limit_that_no_worker_has(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
+        fleet.start()
+        until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
+        found = until_reported(fleet, "1 worker answered (w0@test); the store at ", "notes")
+        assert re.fullmatch(r".* at redis://127\.0\.0\.1:\d+/0 answered in \d+\.\d ms", found), found
+        found = until_reported(fleet, "no live worker has the limit 'newer' (of tests.apps.slow.newer)", TEST_NEWER="1")
+        assert "Start workers of this version of the code" in found
+        assert not [each for each in checked(fleet)["warnings"] if "no live worker" in each]
+
+
+#: What is wrong with a worker, and the warning.
+STRANGE = {
+    "version": "has version 0.0.7 of this package, and this process ",
+    "clock": "is off by about -9",
+    "silent": "does not know of `ratelimits`: it has an older version of this package, or none",
+}
+
+
+def test_strange_workers_are_named(server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker_url, ratelimit_url=server.url) as fleet:
+        for fleet.env["TEST_STRANGE"] in STRANGE:
+            fleet.launch()
+        fleet.start(number=0)
+        for index, warning in enumerate(STRANGE.values()):
+            assert f"worker w{index}@test" in until_reported(fleet, warning)
+
+
+def test_too_few_processes_for_the_rate_are_reported(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """Little's law: 20/s of half a second want ten; and more of what takes a while longer on a busy machine."""
+    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
+        fleet.start("-c", "2", number=2)
+        results = [fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5]) for n in range(4)]
+        for result in results:
+            result.get(timeout=60)
+        note = until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5", "notes")
+        assert "and the workers that answered have 4 for their queues (celery): no more than " in note
+        for n in range(200):  # five seconds' worth and more, at the least
+            fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5])
+        until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5")
+
+
+def test_low_maxclients_of_the_store_is_reported(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with embedded_server() as small, redis.Redis.from_url(small.url) as client:
+        client.config_set("maxclients", 50)
+        with Fleet(server, tmp_path, app="tests.apps.slow", ratelimit_url=small.url) as fleet:
+            fleet.start("-c", "44", "-P", "threads")
+            found = until_reported(fleet, "the store takes 50 clients (maxclients)")
+            assert "1 worker(s) with 44 processes may come to 51" in found
+            client.config_set("maxclients", 500)
+            until(lambda: not [each for each in checked(fleet)["warnings"] if "maxclients" in each], 20, "no warning")

@@ -1,0 +1,162 @@
+"""Each way in which Celery ends a task releases its lease of a ``Concurrency`` limit, on every pool.
+
+Leases last ten minutes here, and the worker goes on: a free permit was released, and has not expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+END, BUSY = "tests.apps.ends.end", "tests.apps.ends.busy"
+LEASES = "ratelimit:v1:{ends}::leases"
+#: What one message can make of itself, on any pool.
+BY_ITSELF = ("succeeds", "fails", "is ignored", "is rejected", "is tried again", "is replaced")
+
+
+def fleet_of(server: EmbeddedServer, directory: Path, pool: str, **conf: Any) -> Fleet:
+    if pool in ("gevent", "eventlet"):
+        pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
+    fleet = Fleet(server, directory, app="tests.apps.ends", broker_transport_options={"max_connections": 100}, **conf)
+    fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4")
+    return fleet
+
+
+def send(fleet: Fleet, index: int, how: str, **options: Any) -> Any:
+    return fleet.sender.send_task(END, args=[index, how], **options)
+
+
+def held(store: redis.Redis) -> int:
+    """Places that are taken; the two other members are figures."""
+    return sum(member not in ("", "\0") for member in store.zrange(LEASES, 0, -1))
+
+
+def assert_all_leases_are_released(fleet: Fleet, store: redis.Redis) -> None:
+    until(
+        lambda: held(store) == 0, 10, f"every place being free ({store.zrange(LEASES, 0, -1)})\n{fleet.log()[-3000:]}"
+    )
+    first = max([start.index for start in fleet.starts()], default=0) + 1
+    for index in range(first, first + 4):
+        send(fleet, index, "succeeds")
+    until(lambda: {start.index for start in fleet.starts()} >= set(range(first, first + 4)), 20, "others having them")
+
+
+def next_index(fleet: Fleet) -> int:
+    return max([start.index for start in fleet.starts()], default=-1) + 1
+
+
+def send_and_start(fleet: Fleet, number: int, how: str, **options: Any) -> list[Any]:
+    """So many tasks that end in one way, and have started."""
+    first, before = next_index(fleet), fleet.started()
+    results = [send(fleet, index, how, **options) for index in range(first, first + number)]
+    fleet.wait_for(before + number, 30)
+    return results
+
+
+def end_by_themselves(fleet: Fleet, store: redis.Redis) -> None:
+    before = fleet.started()
+    for index, how in enumerate(BY_ITSELF * 2, next_index(fleet)):
+        send(fleet, index, how)
+    until(lambda: fleet.started() >= before + 16, 30, "16 starts: two tasks are tried again, and two are replaced")
+
+
+def end_by_a_time_limit(fleet: Fleet, store: redis.Redis, kind: str = "time_limit") -> None:
+    for result in send_and_start(fleet, 3, "takes long", **{kind: 1}):
+        assert isinstance(result.get(timeout=30, propagate=False), Exception)
+
+
+def end_by_a_soft_time_limit(fleet: Fleet, store: redis.Redis) -> None:
+    end_by_a_time_limit(fleet, store, "soft_time_limit")
+
+
+def are_terminated(fleet: Fleet, store: redis.Redis) -> None:
+    for result in send_and_start(fleet, 2, "takes long"):
+        result.revoke(terminate=True)
+
+
+def lose_their_processes(fleet: Fleet, store: redis.Redis) -> None:
+    for how in ("leaves the process", "exits"):
+        send_and_start(fleet, 3, how)
+        assert_all_leases_are_released(fleet, store)
+
+
+def end_before_they_run(fleet: Fleet, *, expire: bool) -> None:
+    """All processes are busy meanwhile."""
+    first, before, received = next_index(fleet), fleet.started(), fleet.log().count(f"{END}[")
+    for index in range(first, first + 4):
+        fleet.sender.send_task(BUSY, args=[index])
+    fleet.wait_for(before + 4, 20)
+    expires = datetime.now(timezone.utc) + timedelta(seconds=3) if expire else None
+    results = [send(fleet, index, "succeeds", expires=expires) for index in range(first + 4, first + 12)]
+    until(lambda: fleet.log().count(f"{END}[") >= received + 8, 20, "all having come in")
+    if expires is not None:
+        until(lambda: datetime.now(timezone.utc) > expires, 5, "their expiring")
+    else:
+        fleet.sender.control.revoke([result.id for result in results], reply=True)
+    (fleet.directory / "go").touch()
+    until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
+
+
+def are_revoked_before_they_run(fleet: Fleet, store: redis.Redis) -> None:
+    end_before_they_run(fleet, expire=False)
+
+
+def expire_before_they_run(fleet: Fleet, store: redis.Redis) -> None:
+    end_before_they_run(fleet, expire=True)
+
+
+def wait_while_the_connection_is_lost(fleet: Fleet, store: redis.Redis) -> None:
+    first, before = next_index(fleet), fleet.started()
+    for index in range(first, first + 20):
+        send(fleet, index, "succeeds")
+    fleet.wait_for(before + 2, 20)
+    store.client_kill_filter(_type="normal", skipme=True)
+
+
+def run_while_the_connection_is_lost(fleet: Fleet, store: redis.Redis) -> None:
+    """Celery before 5.7 does not hear of their ends, on prefork."""
+    send_and_start(fleet, 2, "takes a while")
+    store.client_kill_filter(_type="normal", skipme=True)
+
+
+ON_PREFORK = [
+    *(end_by_themselves, end_by_a_time_limit, end_by_a_soft_time_limit, are_terminated, lose_their_processes),
+    *(are_revoked_before_they_run, run_while_the_connection_is_lost, wait_while_the_connection_is_lost),
+]
+ON_GEVENT = [
+    *(end_by_themselves, end_by_a_time_limit, are_terminated, are_revoked_before_they_run),
+    run_while_the_connection_is_lost,
+]
+
+
+@pytest.mark.parametrize(
+    ("pool", "late", "ends"),
+    [
+        pytest.param("prefork", False, ON_PREFORK, id="prefork"),
+        pytest.param("threads", False, [end_by_themselves, wait_while_the_connection_is_lost], id="threads"),
+        pytest.param("gevent", False, ON_GEVENT, id="gevent", marks=pytest.mark.slow),
+        pytest.param("eventlet", True, [end_by_themselves, are_terminated], id="eventlet", marks=pytest.mark.slow),
+        pytest.param("prefork", True, [end_by_themselves, expire_before_they_run], id="late", marks=pytest.mark.slow),
+        pytest.param("solo", False, [end_by_themselves], id="solo", marks=pytest.mark.slow),
+    ],
+)
+def test_ended_tasks_release_their_leases(
+    server: EmbeddedServer,
+    store: redis.Redis,
+    tmp_path: Path,
+    pool: str,
+    late: bool,
+    ends: list[Callable[[Fleet, redis.Redis], None]],
+) -> None:
+    with fleet_of(server, tmp_path, pool, task_acks_late=late) as fleet:
+        for end in ends:
+            end(fleet, store)
+            assert_all_leases_are_released(fleet, store)
