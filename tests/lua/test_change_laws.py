@@ -82,7 +82,7 @@ USUAL = (*zip(KINDS, (*KINDS[1:], KINDS[0]), strict=True), ("sliding_log", "slid
 )
 @given(data=st.data())
 @settings(max_examples=12)
-def test_law_1_from_a_change_on(world: MixedWorld, before: str, after: str, data: st.DataObject) -> None:
+def test_law_1_holds_from_a_change_on(world: MixedWorld, before: str, after: str, data: st.DataObject) -> None:
     old, new = data.draw(limits("x", [before])), data.draw(limits("x", [after]))
     if before != "leaky_bucket" and after != "leaky_bucket":
         old, new = replace_debt(old), replace_debt(new)

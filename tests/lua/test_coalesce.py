@@ -64,7 +64,7 @@ def waiting(parking: Backlog) -> list[str]:
     return [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
 
 
-def test_the_newest_takes_the_place_of_the_one_before(parking: Backlog, clock: Clock) -> None:
+def test_newest_duplicate_takes_the_place_of_the_older_one(parking: Backlog, clock: Clock) -> None:
     close(parking)
     assert park(parking, to_park("a", "n1")) == [0]
     since = parking.contents.lot(BUCKET, 0, -1).tasks[0].since
@@ -78,7 +78,7 @@ def test_the_newest_takes_the_place_of_the_one_before(parking: Backlog, clock: C
     assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == since
 
 
-def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Backlog, clock: Clock) -> None:
+def test_stream_of_duplicates_keeps_the_first_place(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("first", "n1"), to_park("other", "n2"))
     for number in range(50):
@@ -88,7 +88,7 @@ def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Backlog,
     assert waiting(parking) == ["49", "other"]
 
 
-def test_of_the_oldest_the_newcomer_ends(parking: Backlog, clock: Clock) -> None:
+def test_with_keep_oldest_the_newer_duplicate_ends(parking: Backlog, clock: Clock) -> None:
     close(parking)
     assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
         0,
@@ -100,7 +100,7 @@ def test_of_the_oldest_the_newcomer_ends(parking: Backlog, clock: Clock) -> None
 
 
 @pytest.mark.parametrize("which", ["n", "o"])
-def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, clock: Clock, which: str) -> None:
+def test_task_parked_again_counts_as_the_older_duplicate(parking: Backlog, clock: Clock, which: str) -> None:
     close(parking)
     park(parking, to_park("a", f"{which}1"))
     clock.advance(1)
@@ -119,7 +119,7 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, c
         assert waiting(parking) == ["a"]
 
 
-def test_who_finds_too_many_ahead_ends_nobody(parking: Backlog, clock: Clock) -> None:
+def test_refused_park_in_a_full_backlog_replaces_no_task(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("x", ""), to_park("a", "n1"), to_park("y", ""))
     assert park(parking, to_park("b", "n1"), most=1) == [ParkResult("full", 1)]
@@ -131,7 +131,7 @@ def test_who_finds_too_many_ahead_ends_nobody(parking: Backlog, clock: Clock) ->
     assert park(parking, to_park("d", "n2")) == [3], "the one before was not noted"
 
 
-def test_it_has_its_own_importance(parking: Backlog, clock: Clock) -> None:
+def test_duplicate_keeps_its_own_priority(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("a", "n1", 9), to_park("b", "", 3))
     clock.advance(1)
@@ -144,7 +144,7 @@ def test_it_has_its_own_importance(parking: Backlog, clock: Clock) -> None:
     assert waiting(parking) == ["e", "b"]
 
 
-def test_others_with_that_id_wait_on_and_once_is_enough(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_redelivered_duplicate_is_parked_once(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     """A worker was killed when it had parked, and before it had acknowledged: the message comes once more."""
     close(parking)
     for ahead in range(2):
@@ -157,7 +157,7 @@ def test_others_with_that_id_wait_on_and_once_is_enough(parking: Backlog, store:
     assert waiting(parking) == ["b"]
 
 
-def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, clock: Clock) -> None:
+def test_replaced_task_leaves_again_until_published(parking: Backlog, clock: Clock) -> None:
     """The worker that was to publish it was killed."""
     close(parking)
     park(parking, to_park("a", "n1"))
@@ -173,7 +173,7 @@ def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, 
     assert leave(parking) == []
 
 
-def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
+def test_suspended_duplicate_is_replaced(parking: Backlog, clock: Clock) -> None:
     close(parking)
     parking._limiter.reset(demand("1/d", name="api").limit, force=True)
     absent = frozenset({"celery"})
@@ -184,7 +184,7 @@ def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
     assert waiting(parking) == ["b@celery"]
 
 
-def test_an_index_that_names_another_task_ends_no_task(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_wrong_index_entry_replaces_no_task(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("old", ""))
     park(parking, to_park("a", "n1"))
@@ -197,7 +197,7 @@ def test_an_index_that_names_another_task_ends_no_task(parking: Backlog, store: 
     assert leave(parking) == [], "what does not say that it is the same waits"
 
 
-def test_an_id_of_any_text(parking: Backlog, clock: Clock) -> None:
+def test_duplicate_ids_may_be_any_text(parking: Backlog, clock: Clock) -> None:
     close(parking)
     for id in ("a-1@celery", 'x"y\\z@celery', "é@celery"):
         park(parking, to_park(id, "n1"))
@@ -206,7 +206,7 @@ def test_an_id_of_any_text(parking: Backlog, clock: Clock) -> None:
     assert all(read_parcel(each) for each in left), "it can be read"
 
 
-def test_nothing_is_left_of_it(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_empty_backlog_leaves_no_index(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     park(parking, to_park("a", "n1"), to_park("b", "n1"), to_park("c", "n2"))
     assert store.hgetall("ratelimit:v1:{api}::unique@fleet") == {"1": "b", "2": "c"}
     for _ in range(3):
@@ -229,7 +229,7 @@ def traces(draw: st.DrawFn) -> list[tuple[str, str, int]]:
 
 @given(trace=traces())
 @settings(max_examples=150)
-def test_one_of_each_waits_and_nobody_is_lost(
+def test_random_duplicates_keep_one_of_each_and_lose_none(
     world: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
 ) -> None:
     store, limiter = world
@@ -269,9 +269,7 @@ def test_one_of_each_waits_and_nobody_is_lost(
 
 
 @pytest.mark.parametrize("how", ["released", "handed back"])
-def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_waits(
-    parking: Backlog, clock: Clock, how: str
-) -> None:
+def test_replaced_suspended_task_taken_out_names_its_survivor(parking: Backlog, clock: Clock, how: str) -> None:
     close(parking)
     park(parking, to_park("a@absent", "n1"))
     leave(parking, frozenset({"absent"}))

@@ -54,7 +54,7 @@ ACT = st.one_of(
 
 @given(acts=st.lists(ACT, min_size=1, max_size=40))
 @settings(max_examples=150)
-def test_nobody_is_lost(world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[Any, ...]]) -> None:
+def test_random_faults_lose_no_task(world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[Any, ...]]) -> None:
     store, limiter = world
     for key in store.scan_iter("*"):
         store.delete(key)
@@ -181,7 +181,7 @@ class Lot:
             assert found.before <= 2 * self.number
 
 
-def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_concurrent_parks_and_returns_lose_no_task(server: EmbeddedServer, store: redis.Redis) -> None:
     """On a clock that goes: each leaves once."""
     asked, left, parks = limit("100000/s", burst=1000), list[str](), threading.Barrier(23)
 
@@ -208,7 +208,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
     assert not store.exists(SHARES, TURNS)
 
 
-def test_a_store_that_is_killed_finds_the_turns_again() -> None:
+def test_turns_survive_a_killed_store() -> None:
     """As far as it has what is parked: here it writes that before it answers."""
     server = EmbeddedServer(persist=True)
     try:

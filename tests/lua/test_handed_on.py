@@ -97,7 +97,7 @@ def holders(store: redis.Redis, clock: Clock) -> int:
     return int(store.zcount(LEASES, f"({clock.us}", "+inf"))
 
 
-def test_a_place_goes_on_to_the_next_in_one_step(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_lease_passes_to_the_next_request_in_one_step(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     assert ask(frozen, "a", "b", "c", most=3, ear=ANN) == [True, True, False]
     clock.advance(0.3)
     assert ask(frozen, "c", "d", most=2, ear=ANN, ended=["a"]) == [True, False]
@@ -105,13 +105,13 @@ def test_a_place_goes_on_to_the_next_in_one_step(frozen: Limiter, clock: Clock, 
     assert ask(frozen, "d", "e", most=2, ear=ANN, ended=["b", "c"]) == [True, True]
 
 
-def test_no_more_get_places_than_have_processes(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_only_as_many_leases_as_free_processes_are_granted(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     assert ask(frozen, "a", "b", most=1, ear=ANN) == [True, False]
     assert holders(store, clock) == 1
     assert store.zscore(LEASES, f"\1{ANN} b") is None, "there is no process for the next, so nobody rings"
 
 
-def test_who_waits_elsewhere_and_was_before_is_rung_for(
+def test_earlier_waiter_of_another_worker_is_notified(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
@@ -129,7 +129,7 @@ def test_who_waits_elsewhere_and_was_before_is_rung_for(
     assert holders(store, clock) == 2
 
 
-def test_a_place_stays_with_a_worker_whose_next_turn_is_hardly_later(
+def test_lease_stays_with_a_worker_whose_turn_is_barely_later(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
@@ -139,30 +139,7 @@ def test_a_place_stays_with_a_worker_whose_next_turn_is_hardly_later(
     assert ears.heard(store) == []
 
 
-def test_what_is_left_is_for_those_that_wait_elsewhere(
-    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
-) -> None:
-    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
-    assert ask(frozen, "y", ear=BEN) == [False]
-    assert ask(frozen, "x", ear=ANN, most=1, ended=["a", "b"]) == [True]
-    assert ears.heard(store) == [BEN]
-    assert ask(frozen, "y", ear=BEN) == [True]
-
-
-def test_of_two_places_one_is_for_each_that_waits(
-    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
-) -> None:
-    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
-    assert ask(frozen, "x", ear=ANN) == [False]
-    clock.advance(0.05)
-    assert ask(frozen, "y", ear=BEN) == [False]
-    assert ask(frozen, "x", ear=ANN, ended=["a", "b"]) == [True]
-    assert ears.heard(store) == [BEN]
-
-
-def test_whoever_waits_is_known_for_as_long_as_its_turn_may_come(
-    frozen: Limiter, clock: Clock, store: redis.Redis
-) -> None:
+def test_waiters_are_kept_until_their_turn(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     short = LimitRequest(Concurrency(1, name="places", lease=1.0), "places")
     assert ask(frozen, "a", ear=ANN, demands=[short]) == [True]
     clock.advance(0.99)
@@ -172,7 +149,7 @@ def test_whoever_waits_is_known_for_as_long_as_its_turn_may_come(
     assert expiries(store)[LEASES] >= turn + 1_000_000
 
 
-def test_a_worker_that_is_gone_is_passed_by(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
+def test_disconnected_worker_is_skipped(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     for number in range(5):
         assert ask(frozen, f"gone {number}", ear=f"s0e{number}.1") == [False]
@@ -182,7 +159,7 @@ def test_a_worker_that_is_gone_is_passed_by(frozen: Limiter, clock: Clock, store
     assert ears.heard(store) == [BEN]
 
 
-def test_on_a_cluster_nobody_knows_who_hears(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_on_a_cluster_a_silent_waiter_is_notified_once(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     assert ask(frozen, "a", "b", most=2, ear="ca11.1") == [True, True]
     assert ask(frozen, "gone", ear="c0e.1") == [False]
     clock.advance(0.5)
@@ -190,7 +167,7 @@ def test_on_a_cluster_nobody_knows_who_hears(frozen: Limiter, clock: Clock, stor
     assert ask(frozen, "x", ear="ca11.1") == [True], "only once"
 
 
-def test_who_gives_a_place_back_by_itself_rings(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
+def test_release_notifies_the_next_waiter(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
     mine = frozen.acquire(PLACE.limit)
     assert ask(frozen, "a", ear=ANN) == [True]
     assert ask(frozen, "y", ear=BEN) == [False]
@@ -201,9 +178,7 @@ def test_who_gives_a_place_back_by_itself_rings(frozen: Limiter, clock: Clock, s
     assert ask(frozen, "y", ear=BEN) == [True]
 
 
-def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
-    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
-) -> None:
+def test_lease_is_reserved_for_a_polling_caller(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
     """Or workers whose tasks go on to one another would keep all places for ever."""
     caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
@@ -220,9 +195,7 @@ def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
     assert holders(store, clock) == 2, "it has a lease as any other"
 
 
-def test_who_has_waited_for_long_is_before_those_that_have_not(
-    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
-) -> None:
+def test_late_polling_caller_keeps_its_turn(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
     """Whoever asks again late has another slot then, and would be the last again and again."""
     caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
@@ -235,7 +208,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
     assert frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
 
 
-def test_a_caller_who_does_not_come_loses_the_place(
+def test_absent_polling_caller_loses_its_reservation(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
@@ -250,7 +223,7 @@ def test_a_caller_who_does_not_come_loses_the_place(
     assert ask(frozen, "z", ear=ANN, ended=["b"]) == [True], "it has given up"
 
 
-def test_nobody_rings_while_the_limit_is_paused(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
+def test_paused_limit_notifies_no_waiter(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert ask(frozen, "y", ear=BEN) == [False]
     clock.advance(0.5)
@@ -260,7 +233,7 @@ def test_nobody_rings_while_the_limit_is_paused(frozen: Limiter, clock: Clock, s
     assert ears.heard(store) == []
 
 
-def test_nobody_rings_where_there_are_fewer_places_now(
+def test_lowered_limit_notifies_no_waiter_until_a_permit_is_free(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
@@ -273,7 +246,7 @@ def test_nobody_rings_where_there_are_fewer_places_now(
     assert ears.heard(store) == [BEN]
 
 
-def test_a_request_that_waits_for_a_rate_leaves_the_place_to_others(
+def test_request_waiting_for_a_rate_leaves_the_lease_to_others(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     both = (PLACE, LimitRequest(Limit("1/s", name="rate"), "rate"))
@@ -287,7 +260,7 @@ def test_a_request_that_waits_for_a_rate_leaves_the_place_to_others(
     assert holders(store, clock) == 2
 
 
-def test_all_that_wait_keep_their_slots(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_every_waiting_request_keeps_its_slot(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     assert ask(frozen, "a", "b", "c", most=3, ear=ANN) == [True, True, False]
     assert ask(frozen, "c", "d", "e", ear=ANN, all=True) == [False, False, False]
     before = dict(store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
@@ -299,7 +272,7 @@ def test_all_that_wait_keep_their_slots(frozen: Limiter, clock: Clock, store: re
     assert store.zscore(LEASES, f"\1{ANN} c") == -before["c"], "the turn of the first is that of the line, for good"
 
 
-def test_each_place_of_a_limit_that_the_next_one_does_not_ask_is_somebodys(
+def test_released_permits_of_an_unrequested_limit_notify_its_waiters(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Two tasks have ended that held a place of another limit as well: two lines wait for these."""
@@ -312,9 +285,7 @@ def test_each_place_of_a_limit_that_the_next_one_does_not_ask_is_somebodys(
     assert ears.heard(store) == ["sbe1.7", "sbe1.8"]
 
 
-def test_what_is_given_back_in_vain_is_seen_by_whoever_looks_after_lots(
-    frozen: Limiter, clock: Clock, store: redis.Redis
-) -> None:
+def test_unused_release_wakes_the_backlog(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     touched = "ratelimit:v1:{places}::touched"
     assert ask(frozen, "a", "b", "c", most=3, ear=ANN) == [True, True, False]
     assert ask(frozen, "c", ear=ANN, ended=["a"]) == [True]
@@ -324,7 +295,7 @@ def test_what_is_given_back_in_vain_is_seen_by_whoever_looks_after_lots(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
+def test_random_workers_never_exceed_the_limit_or_leave_a_permit_idle(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears, seed: int
 ) -> None:
     """Three workers of two processes, three places; one is killed on the way. A line that is rung for asks, later."""

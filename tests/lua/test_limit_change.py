@@ -1,4 +1,4 @@
-"""What a change of a limit keeps (docs/adr/0012). Random traces with changes: test_change_laws.py, test_stored_model.py."""
+"""What a change of a limit keeps (docs/adr/0012). Random traces: test_change_laws.py, test_stored_model.py."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait(limiter: Limiter, wanted: Limit) -> float:
     return limiter.peek(wanted).retry_after
 
 
-# -- Overdraft -----------------------------------------------------------------------------------------------------------
+# -- Overdraft ---------------------------------------------------------------------------------------------------------
 
 
 def test_overdraft_before_a_change_is_paid_by_the_windows_after_it(frozen: Limiter, clock: Clock) -> None:
@@ -63,7 +63,7 @@ def test_overdraft_before_a_change_is_paid_by_the_windows_after_it(frozen: Limit
     assert wait(frozen, wanted) == 5.0, "ten are in this window, twenty are owed"
 
 
-# -- Another algorithm ---------------------------------------------------------------------------------------------------
+# -- Another algorithm -------------------------------------------------------------------------------------------------
 
 #: Token and leaky bucket keep the same state: a change between them is one of the rate.
 CHANGES = [
@@ -144,6 +144,24 @@ def test_failed_settle_can_be_repeated(frozen: Limiter, store: redis.Redis) -> N
     store.restore(key, 0, kept, replace=True)
     assert frozen.settle(taken, 0)
     assert granted(frozen, wanted) == 10
+
+
+@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", KINDS)
+def test_settle_after_a_change_returns_no_permit_that_had_returned_before(
+    frozen: Limiter, clock: Clock, before: str, after: str
+) -> None:
+    """A takes all, five seconds later C does, the rate is lowered, and A turns out to have cost nothing."""
+    a = frozen.acquire(TEN[before], cost=TEN[before].size)
+    frozen.reserve(TEN[before], id="r", horizon=60)
+    clock.advance(10)
+    assert frozen.acquire(TEN[before], cost=TEN[before].size).allowed
+    frozen.set_rate("api", SLOW[after])
+    left = granted(frozen, TEN[before])
+    assert left <= max(0, SLOW[after].size - TEN[before].size)
+    assert frozen.settle(a, 0)
+    frozen.cancel(TEN[before], id="r")
+    assert granted(frozen, TEN[before]) == 0
 
 
 # -- The sliding log ---------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def let_out(parking: Backlog, limit: Limit) -> int:
     ],
 )
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
+def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
     frozen: Limiter, clock: Clock, options: dict[str, Any], stored: bool
 ) -> None:
     """Others may have it in force: an older code, or somebody has just said so."""
@@ -53,7 +53,7 @@ def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
     assert not frozen.acquire(limit).allowed
 
 
-def test_slots_of_before_hold_up_nobody(frozen: Limiter, clock: Clock) -> None:
+def test_old_slots_delay_no_task_in_shadow(frozen: Limiter, clock: Clock) -> None:
     """Those that have lost their slots elsewhere are not looked for at each look, before anybody leaves."""
     limit = Limit("100/s", name="api")
     parking = Backlog(frozen, "fleet", 3600)

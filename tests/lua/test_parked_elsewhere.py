@@ -11,7 +11,7 @@ from .test_parking import BUCKET, let_out, park, publish
 
 
 @pytest.mark.parametrize("told", ["before", "after", "never"])
-def test_it_is_parked_once_more_and_leaves_once_more(parking: Backlog, clock: Clock, told: str) -> None:
+def test_task_parked_in_a_second_backlog_leaves_it(parking: Backlog, clock: Clock, told: str) -> None:
     park(parking, "a")
     parking.untold.note_acknowledged(BUCKET, "a", "t1")
     assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 1)]
@@ -27,7 +27,7 @@ def test_it_is_parked_once_more_and_leaves_once_more(parking: Backlog, clock: Cl
     assert parking.copies.arrive(BUCKET, {"a": 3}) == set()
 
 
-def test_it_may_run_before_it_is_told_that_the_first_message_is_acknowledged(parking: Backlog) -> None:
+def test_task_may_run_before_its_acknowledgement_is_reported(parking: Backlog) -> None:
     park(parking, "a")
     assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 1)]
     publish(parking, ("a", 1))
@@ -36,7 +36,7 @@ def test_it_may_run_before_it_is_told_that_the_first_message_is_acknowledged(par
     assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
 
 
-def test_what_was_let_out_here_does_not_replace_what_is_parked(parking: Backlog) -> None:
+def test_returned_copy_does_not_replace_a_parked_one(parking: Backlog) -> None:
     """The message that was parked may be sent to be parked once more, after it has left: the answer was lost."""
     park(parking, "a")
     let_out(parking)

@@ -26,7 +26,7 @@ def acknowledge(parking: Backlog, copy: int) -> None:
 
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("told_after", [1, 2])
-def test_one_of_two_older_messages_is_still_at_the_broker(parking: Backlog, left: int, told_after: int) -> None:
+def test_one_of_two_older_messages_is_unacknowledged(parking: Backlog, left: int, told_after: int) -> None:
     """A worker is stopped before it has heard that it was parked, and gives the message back; that the other message
     is acknowledged is told before the task is parked again, or when it has left once more.
     """
@@ -44,7 +44,7 @@ def test_one_of_two_older_messages_is_still_at_the_broker(parking: Backlog, left
 
 
 @pytest.mark.parametrize("times", [2, 3, 12])
-def test_of_several_older_messages_the_last_is_waited_for(parking: Backlog, store: redis.Redis, times: int) -> None:
+def test_last_of_several_older_messages_is_awaited(parking: Backlog, store: redis.Redis, times: int) -> None:
     for copy in range(1, times + 1):
         go_round(parking, copy)
     for copy in range(times, 1, -1):
@@ -54,7 +54,7 @@ def test_of_several_older_messages_the_last_is_waited_for(parking: Backlog, stor
     assert not store.keys("ratelimit:*:valid_copy@fleet")
 
 
-def test_a_message_that_is_never_acknowledged_is_remembered_for_a_while(parking: Backlog, store: redis.Redis) -> None:
+def test_unacknowledged_message_is_remembered_for_a_while(parking: Backlog, store: redis.Redis) -> None:
     go_round(parking, 1)
     acknowledge(parking, 2)
     assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}

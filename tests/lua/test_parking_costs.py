@@ -29,7 +29,7 @@ def costs(parking: Backlog) -> dict[str, int]:
     return {lot.key: lot.cost for lot in parking.contents.lots(["api"])}
 
 
-def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis) -> None:
+def test_park_returns_the_cost_ahead(parking: Backlog, store: redis.Redis) -> None:
     assert [park(parking, f"{number}@a", 500) for number in range(19)] == [500 * number for number in range(19)]
     assert park(parking, "cheap@a", 1) == 9500
     assert park(parking, "other@a", 7, key="other") == 0
@@ -51,7 +51,7 @@ STEP = st.one_of(
 
 @settings(max_examples=60)
 @given(steps=st.lists(STEP, max_size=40))
-def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tuple[str, int, int]]) -> None:
+def test_cost_sum_matches_the_parked_tasks(server: object, steps: list[tuple[str, int, int]]) -> None:
     from tests.conftest import FROZEN_NOW, START
 
     client = redis.Redis.from_url(server.url, decode_responses=True)  # type: ignore[attr-defined]

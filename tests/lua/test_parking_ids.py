@@ -17,7 +17,7 @@ from .test_parking import API, BUCKET, let_out
     "task",
     ["zähler", "日本", "\U0001f40c", 'a "quoted" one', "back\\slash", "ends in \\", "a\nline", "/", "a@b", "\\u0041"],
 )
-def test_an_id_that_json_escapes_is_in_the_index(parking: Backlog, store: redis.Redis, task: str) -> None:
+def test_id_that_json_escapes_is_indexed(parking: Backlog, store: redis.Redis, task: str) -> None:
     for id in (task, f"{task}2"):
         message = json.dumps({"id": id, "headers": {"id": id}})
         park_one(parking, API, f"{id}@q", message)

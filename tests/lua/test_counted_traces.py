@@ -378,6 +378,87 @@ def test_settle_gives_back_nothing_behind_a_later_reservation(frozen: Limiter, c
         frozen.cancel(wanted, id="c")
 
 
+def test_settle_does_not_overfill_a_bucket_behind_a_joint_permit(frozen: Limiter, clock: Clock) -> None:
+    five, slow = limit("1/s", burst=5), limit("1/10s", name="slow")
+    frozen.acquire(slow)
+    a = frozen.acquire(five)
+    assert (
+        frozen._asker.ask([LimitRequest(five, "api", "", 3), LimitRequest(slow, "slow")], horizon=60.0).retry_after
+        == 10.0
+    )
+    frozen.settle(a, 0)
+    clock.advance(10.0)
+    assert not frozen.acquire(five, cost=3).allowed, "three go at 10 s already: six would be one too many"
+    assert frozen.acquire(five, cost=2).allowed
+
+
+def test_settle_does_not_overfill_a_bucket_that_was_full_at_the_joint_time(frozen: Limiter, clock: Clock) -> None:
+    five, slow = limit("1/s", burst=5), limit("1/3s", name="slow")
+    frozen.acquire(slow)
+    a = frozen.acquire(five)
+    assert frozen.acquire([five, slow]).retry_after == 3.0
+    assert frozen._asker.ask([LimitRequest(five, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 3.0
+    frozen.settle(a, 0)
+    clock.advance(3.0)
+    assert not frozen.acquire(five, cost=5).allowed, "one goes at this instant already"
+    assert frozen.acquire(five, cost=4).allowed
+
+
+def test_cancel_gives_nothing_back_behind_a_later_joint_permit(frozen: Limiter, clock: Clock) -> None:
+    five, ten, twelve = limit("1/s", burst=5), limit("1/10s", name="ten"), limit("1/12s", name="twelve")
+    frozen.acquire([ten, twelve])
+    assert frozen.reserve([five, ten], id="r", horizon=60.0).retry_after == 10.0
+    three = [LimitRequest(five, "api", "", 3), LimitRequest(twelve, "twelve")]
+    assert frozen._asker.ask(three, horizon=60.0).retry_after == 12.0
+    frozen.cancel([five, ten], id="r")
+    clock.advance(12.001)
+    assert not frozen.acquire(five, cost=3).allowed, "three went a millisecond ago"
+    assert frozen.acquire(five, cost=2).allowed
+
+
+def test_two_settles_do_not_overfill_a_bucket(frozen: Limiter, clock: Clock) -> None:
+    ten = limit("1/s", burst=10)
+    first, second = (frozen.acquire(ten, cost=5) for _ in range(2))
+    clock.advance(5.0)
+    assert frozen.acquire(ten).allowed
+    for each in (first, second):
+        frozen.settle(each, 0)
+    assert not frozen.acquire(ten, cost=10).allowed, "one was taken at this instant"
+
+
+def test_settle_counts_an_overdraft_as_use(frozen: Limiter, clock: Clock) -> None:
+    ten = limit("1/s", burst=10)
+    one, other = (frozen.acquire(ten, cost=3) for _ in range(2))
+    clock.advance(5.0)
+    frozen.settle(other, 12)
+    frozen.settle(one, 0)
+    assert not frozen.acquire(ten, cost=2).allowed, "nine more were used at this instant"
+
+
+def test_window_opens_with_a_use_that_is_not_cancelled(frozen: Limiter, clock: Clock) -> None:
+    wanted, slow = limit("1/10s", "fixed_window", align="first"), limit("1/9s", name="slow")
+    assert frozen.reserve(wanted, id="r", horizon=0.0).allowed
+    assert frozen.cancel(wanted, id="r")
+    clock.advance(9.0)
+    assert answer(frozen.acquire(wanted)) == (YES, 0)
+    assert answer(frozen.acquire(wanted)) == (NO, 10 * SECOND), "from now on, not from the use that was given back"
+    frozen.reset(wanted)
+    frozen.acquire(slow)
+    assert frozen._asker.ask([LimitRequest(wanted, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 9.0
+    assert answer(frozen.acquire(wanted)) == (NO, 19 * SECOND), "from the time that it is used at"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_cancelled_joint_reservation_keeps_earlier_use(frozen: Limiter, clock: Clock, name: str) -> None:
+    wanted, slow = EVERY[name], limit("1/10s", name="slow")
+    assert frozen.acquire([wanted, slow]).allowed
+    assert frozen.reserve([wanted, slow], id="r", horizon=60.0).retry_after == 10.0
+    assert frozen.cancel([wanted, slow], id="r")
+    for _ in range(3):
+        assert not frozen.acquire(wanted).allowed
+        clock.advance(0.002)
+
+
 # -- Known bugs of other limiters --------------------------------------------------------------------------------------
 
 SHORT = {
