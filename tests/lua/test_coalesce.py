@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import pytest
 import redis
@@ -14,20 +14,13 @@ from celery_ratelimit import Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked, read_parcel
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 from tests.parks import answer, packed
 
-from .frozen import FROZEN_STORE, demand
+from .frozen import demand
 
 BUCKET = ("api", "")
 SECOND = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
 def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 0, leaves: int = 0) -> ToPark:
@@ -230,9 +223,9 @@ def traces(draw: st.DrawFn) -> list[tuple[str, str, int]]:
 @given(trace=traces())
 @settings(max_examples=150)
 def test_random_duplicates_keep_one_of_each_and_lose_none(
-    world: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
+    store_and_limiter: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
 ) -> None:
-    store, limiter = world
+    store, limiter = store_and_limiter
     store.flushall()
     store.set("test:clock", START)
     parking = Backlog(limiter, "fleet", 3600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -11,16 +10,8 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 def follow(world: MixedWorld, trace: list[Act]) -> None:

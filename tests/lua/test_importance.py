@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import redis
@@ -12,22 +12,15 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 from tests.parks import answer, packed
 
-from .frozen import FROZEN_STORE, demand
+from .frozen import demand
 
 BUCKET = ("api", "")
 API = demand("1000/s")
 #: What Redis brokers know, and RabbitMQ's: the default is the first, or the last.
 ORDERS = [0, 3, 6, 9, -1, -9, -255]
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
 def message_of(id: str) -> str:
@@ -182,9 +175,9 @@ def test_drain_takes_every_priority(parking: Backlog, clock: Clock) -> None:
 )
 @settings(max_examples=60)
 def test_random_tasks_leave_as_in_the_model(
-    world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int]]
+    store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int]]
 ) -> None:
-    store, limiter = world
+    store, limiter = store_and_limiter
     for key in store.scan_iter("ratelimit:*"):
         store.delete(key)
     parking, now = Backlog(limiter, "fleet", 3600), START

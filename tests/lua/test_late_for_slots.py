@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -10,19 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
 from tests.asking import settle_demands
 from tests.conftest import START, Clock
 
 from .frozen import demand, us
 from .mixed_world import MixedWorld
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 @given(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -12,20 +11,12 @@ from hypothesis import given, settings
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
 from .frozen import demand, us
 from .random_traces import Step, steps
 from .windows import Start, check_every_window
 from .world import World
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[World]:
-    world = World(server.url)
-    yield world
-    world.close()
 
 
 @given(trace=steps(back=True))

@@ -5,24 +5,14 @@ Calls of several processes interleave at random, as they would in the store: a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer
 
 from .random_traces import Step, odd_demands, steps
 from .world import World
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[World]:
-    world = World(server.url)
-    yield world
-    world.close()
 
 
 @given(trace=steps(back=False))

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog import tuning
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 from tests.parks import EMPTY, park_one
 
-from .frozen import FROZEN_STORE, expiries, us
+from .frozen import expiries, us
 from .test_parking import API, BUCKET, let_out, message_of, publish
 
 
@@ -226,8 +225,10 @@ class Task:
 
 @given(steps=STEPS)
 @settings(max_examples=300)
-def test_random_lost_and_late_calls_run_the_task_once(repeated: tuple[redis.Redis, Limiter], steps: list[Any]) -> None:
-    store, limiter = repeated
+def test_random_lost_and_late_calls_run_the_task_once(
+    store_and_limiter: tuple[redis.Redis, Limiter], steps: list[Any]
+) -> None:
+    store, limiter = store_and_limiter
     store.flushall()
     store.set("test:clock", START)
     task = Task(Backlog(limiter, "fleet", 3600), store)
@@ -241,9 +242,3 @@ def test_random_lost_and_late_calls_run_the_task_once(repeated: tuple[redis.Redi
         task.arrive(0)
     assert all(each.is_over for each in task.deliveries)
     assert task.ran == 1
-
-
-@pytest.fixture(scope="module")
-def repeated(server: EmbeddedServer) -> Any:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})

@@ -40,13 +40,6 @@ def of(priority: int, cost: int = 1, limit: Limit = LIMIT) -> tuple[LimitRequest
     return with_priority((LimitRequest(limit, limit.name or "", "", cost),), priority, lowest_first=True)
 
 
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
-
-
 # -- Against the model -------------------------------------------------------------------------------------------------
 
 

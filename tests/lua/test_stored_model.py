@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest
-from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, VERBS, Act, MixedWorld, Play, acts, limits
 
 #: Without what corrects a grant: what its permits are worth once the rate is another is nobody's law.
 CHANGING = ("acquire",) * 6 + ("peek", "reserve")
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 def follow(

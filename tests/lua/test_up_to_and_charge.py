@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
@@ -186,13 +186,6 @@ def charge(model: Model, demands: Sequence[LimitRequest], permits: int) -> None:
         (view,) = model._views([replace(demand, cost=1)], "")
         view.charge(permits)
         model._write(view)
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 def without_debt(trace: list[Act]) -> list[Act]:
