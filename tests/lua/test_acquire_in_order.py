@@ -24,7 +24,7 @@ from .model import Answer
 
 
 class NextWorld(MixedWorld):
-    """Whoever asks for a permit is followed by others, in the same script."""
+    """Each request for a permit is followed by others in the same script."""
 
     others: Sequence[str] = ()
 

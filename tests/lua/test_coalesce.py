@@ -35,7 +35,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
 
 
 def close(parking: Backlog) -> None:
-    """Nobody has a slot for long."""
+    """Use up the limit for a day."""
     parking._limiter._asker.ask([demand("1/d", name="api")])
 
 
@@ -49,7 +49,7 @@ def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:
 
 
 def ended(left: list[Parked]) -> dict[str, str]:
-    """Those that end, and in whose favour."""
+    """The tasks that end, and their survivors."""
     return {each.id: each.survivor for each in left if each.survivor}
 
 
@@ -197,16 +197,6 @@ def test_duplicate_ids_may_be_any_text(parking: Backlog, clock: Clock) -> None:
     left = leave(parking)
     assert set(ended(left)) == {"a-1@celery", 'x"y\\z@celery'}
     assert all(read_parcel(each) for each in left), "it can be read"
-
-
-def test_empty_backlog_leaves_no_index(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
-    park(parking, to_park("a", "n1"), to_park("b", "n1"), to_park("c", "n2"))
-    assert store.hgetall("ratelimit:v1:{api}::unique@fleet") == {"1": "b", "2": "c"}
-    for _ in range(3):
-        parking._limiter.reset(demand("1/d", name="api").limit, force=True)
-        parking.published({BUCKET: leave(parking)})
-    assert waiting(parking) == []
-    assert not store.exists("ratelimit:v1:{api}::unique@fleet")
 
 
 @st.composite

@@ -22,9 +22,9 @@ from celery_ratelimit.worker.deduplication import Deduplication, acquire_along
 from tests.conftest import Clock
 from tests.parks import packed
 
+from .backlog_steps import API, BUCKET, let_out
 from .frozen import FROZEN_STORE, demand
 from .test_parked_at_once import NOW, contents, messages
-from .test_parking import API, BUCKET, let_out
 
 API_OF = demand("10/s", name="api")
 IDS = ["a", "b", "c", "d", "e"]
@@ -88,7 +88,7 @@ def test_combined_script_answers_like_two_scripts(
                 break
         assert decisions == expected
         for each in (limiter, other):
-            each._asker.ask([API_OF], horizon=-1e6)  # what has expired is gone when somebody asks
+            each._asker.ask([API_OF], horizon=-1e6)  # expired keys go with the next call
         assert contents(store, "p0", now) == contents(store, "p1", now)
 
 
@@ -161,7 +161,7 @@ def test_first_acquire_reports_all_arrivals_of_the_backlog(
 def test_one_of_two_copies_in_one_worker_may_run(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock, asks_first: int, along: bool
 ) -> None:
-    """Who had published the first was killed before it said so, and others let the task out once more."""
+    """The worker that published the first was killed before it confirmed, and the task left once more."""
     parking.park({BUCKET: [packed("a", 1, "{}", 1)]})
     assert [each.copy for each in let_out(parking)] == [1]
     clock.advance(60)

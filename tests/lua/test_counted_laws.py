@@ -190,7 +190,7 @@ def test_law_2_backlog_on_a_sliding_window_is_as_fast_as_a_greedy_caller(world: 
     assert took <= (world.model.now - START) / 0.99
 
 
-# Calls, not messages: a worker holds who comes up to a second early, so that a backlog on a fleet is sent back once
+# Calls, not messages: a worker holds tasks that come up to a second early, so a fleet sends a backlog back once
 # (tests/fleet/test_algorithms.py).
 @pytest.mark.xfail(strict=True, reason="these slots are estimates, and a little early: callers ask more than once")
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ TABLES: dict[str, tuple[Limit, list[tuple[float, int, bool, int, float, float]]]
             (1_000.0, 5, YES, 0, 0.0, 30.0),
         ],
     ),
-    "debt: one permit must be there, the rest is paid by those who come next": (
+    "debt: one permit must be there, the rest is paid by later calls": (
         limit("1/s", burst=2, debt=3),
         [
             (0.0, 5, YES, 0, 0.0, 5.0),  # 3 below zero
@@ -235,10 +235,10 @@ def test_waiting_requests_get_slots_in_order(frozen: Limiter, clock: Clock, name
     assert asks(5 if name == "leaky" else 0) == (YES, 0.0)
     assert [asks(5, id) for id in "abcde"] == [(NO, slot - 5) for slot in slots]
     assert asks(6, "d") == (NO, slots[3] - 6), "it comes early: its slot stands"
-    assert asks(slots[0]) == (NO, end - slots[0]), "there is enough, and it is for those who wait"
+    assert asks(slots[0]) == (NO, end - slots[0]), "there is a permit, and it is for waiting requests"
     frozen._asker.forget(demands, id="e")
     assert [asks(slot, id) for slot, id in zip(slots, "abcd", strict=False)] == [(YES, 0.0)] * 4
-    assert asks(slots[3]) == (NO, slots[4] - slots[3]), "nobody is left in line"
+    assert asks(slots[3]) == (NO, slots[4] - slots[3]), "no request is left in line"
 
 
 def queue(capacity: int | None) -> list[LimitRequest]:

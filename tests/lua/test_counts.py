@@ -134,7 +134,7 @@ def test_recent_usage_adds_seconds_and_parts_of_minutes(frozen: Limiter, clock: 
         *exact[:2],
         *[int(of_minutes(each) + 0.5) for each in asked[2:]],
     ]
-    assert used(frozen, ("nobody", 60.0), ("api", 60.0), ("nobody", 3600.0)) == [0, exact[0], 0]
+    assert used(frozen, ("unused", 60.0), ("api", 60.0), ("unused", 3600.0)) == [0, exact[0], 0]
     assert used(frozen, ("api", 60.0)) == [stats(frozen).used(60)]
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a lot that is shared: nobody is lost, nobody leaves twice, and nothing is left behind."""
+"""A backlog of shares under random faults: no task is lost or leaves twice, and no key stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a task of a lot that is shared has its turn: by the turns of all shares, whoever came first."""
+"""The position of a task in a backlog of shares follows the turns of all shares, not arrival."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_task_of_a_small_share_has_a_near_position(parking: Backlog) -> None:
     assert turn(parking, "s1", limit()) == (2, 1.0), "one of its own, and as many of the other share"
     assert turn(parking, "b999", limit()) == (1002, 1.0), "all others"
     assert turn(parking, "s1", limit(weights={"small": 0})) == (0, 0.0), "it has none"
-    assert turn(parking, "nobody", limit()) is None
+    assert turn(parking, "unknown", limit()) is None
 
 
 def test_position_uses_stored_weights(frozen: Limiter, parking: Backlog) -> None:

@@ -34,7 +34,7 @@ class Model:
         self.tags[share] = max(self.clock, self.tags.get(share, 0.0))
 
     def first(self) -> str:
-        """Whose turn is next. Who has nothing waiting stays until it would be next."""
+        """The share whose turn is next. A share without tasks stays until it would be next."""
         while self.tags:
             share = min(self.tags, key=lambda share: (self.tags[share], share))
             if self.waiting[share]:
@@ -75,7 +75,7 @@ def test_tasks_leave_as_by_the_model_and_the_bound_holds(
     store.set("test:clock", now)
     model, asked = Model(weights), limit("100/s", burst=40, weights=weights)
     served: list[tuple[str, int]] = []
-    waits: list[set[str]] = []  # at each of these, who had tasks waiting before it and after it
+    waits: list[set[str]] = []  # the shares with tasks waiting before and after each of these
     for tenant, some, cost, order in [*acts, *[("", 200, 0, 0)] * 20]:
         if tenant:
             come = range(number, number := number + some)

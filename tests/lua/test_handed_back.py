@@ -13,7 +13,7 @@ from celery_ratelimit.backlog.messages import Parked, marker_of, read_parcel
 from tests.conftest import START, Clock
 from tests.parks import answer, packed
 
-from .test_parking import BUCKET, let_out, publish
+from .backlog_steps import BUCKET, let_out, publish
 
 ID = "a@q"
 OWN = {"queue": "q", "eta": None, "exchange": "", "routing_key": "q", "id": ID}

@@ -108,7 +108,7 @@ def test_lease_passes_to_the_next_request_in_one_step(frozen: Limiter, clock: Cl
 def test_only_as_many_leases_as_free_processes_are_granted(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     assert ask(frozen, "a", "b", most=1, ear=ANN) == [True, False]
     assert holders(store, clock) == 1
-    assert store.zscore(LEASES, f"\1{ANN} b") is None, "there is no process for the next, so nobody rings"
+    assert store.zscore(LEASES, f"\1{ANN} b") is None, "no process is free for the next request, so it is not notified"
 
 
 def test_earlier_waiter_of_another_worker_is_notified(
@@ -123,7 +123,7 @@ def test_earlier_waiter_of_another_worker_is_notified(
     assert ears.heard(store) == [BEN]
     assert ask(frozen, "x", ear=ANN) == [True], "it was rung for once, and has not come"
     assert ask(frozen, "y", ear=BEN) == [False]
-    assert ask(frozen, "z", ear=ANN, ended=["b"]) == [False], "a newcomer is behind whoever waits"
+    assert ask(frozen, "z", ear=ANN, ended=["b"]) == [False], "a newcomer is behind waiting requests"
     assert ears.heard(store) == [BEN]
     assert ask(frozen, "y", ear=BEN) == [True]
     assert holders(store, clock) == 2
@@ -196,7 +196,7 @@ def test_lease_is_reserved_for_a_polling_caller(frozen: Limiter, clock: Clock, s
 
 
 def test_late_polling_caller_keeps_its_turn(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
-    """Whoever asks again late has another slot then, and would be the last again and again."""
+    """A late caller gets another slot each time, and would be the last again and again."""
     caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed

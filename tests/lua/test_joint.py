@@ -1,4 +1,4 @@
-"""Requests of several limits among others: what limits have in common is used, and nobody starves (laws 2 and 11)."""
+"""Requests of several limits among others: common limits are used, and no request starves (laws 2 and 11)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_groups_use_the_whole_common_limit(frozen: Limiter, clock: Clock, ca
 
 
 def test_without_a_burst_two_limits_leave_less(frozen: Limiter, clock: Clock) -> None:
-    """Nobody who is 10 ms from both fits between two tasks that are 12.5 ms apart: 88/s is the most that is left."""
+    """No task that is 10 ms from both fits between two tasks that are 12.5 ms apart: 88/s is the most that is left."""
     stripe = limit("100/s", "stripe")
     groups = [Group((limit("20/s", "web"), stripe), 20), Group((limit("80/s", "tasks"), stripe), 20)]
     play(frozen, clock, groups, SECONDS)
@@ -91,7 +91,7 @@ def test_requests_of_both_limits_are_served_among_many_of_one(
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_waiting_request_is_served_within_a_bound(frozen: Limiter, clock: Clock, seed: int, late: int) -> None:
-    """Nobody waits for longer than all who wait would take one after the other, whatever they ask, however often."""
+    """No request waits longer than all waiting requests would take one after the other."""
     random = Random(seed)
     rates = ["10/s", "20/s", "33/s", "50/s", "100/s", "7/s"]
     kinds = ["token_bucket"] * 5 + ["leaky_bucket"]

@@ -70,7 +70,7 @@ def test_law_2_burst_1_loses_fractions_of_a_microsecond(frozen: Limiter, clock: 
 
 
 def run_greedily(limiter: Limiter, clock: Clock, wanted: list[LimitRequest], duration: int) -> int:
-    """Permits that somebody gets who asks again exactly when told to, from now on for ``duration`` microseconds."""
+    """Permits of a caller that asks again exactly when told to, for ``duration`` microseconds."""
     granted, end = 0, clock.us + duration
     while clock.us <= end:
         decision = limiter._asker.ask(wanted)
@@ -81,7 +81,7 @@ def run_greedily(limiter: Limiter, clock: Clock, wanted: list[LimitRequest], dur
 
 @pytest.mark.parametrize("rate", ["100/s", "3/s", "700/s"])
 def test_laws_2_and_3_late_callers_waste_nothing_and_ask_about_once(frozen: Limiter, clock: Clock, rate: str) -> None:
-    """A backlog asks at once; everyone returns a timer's jitter after its slot, and may be held two intervals."""
+    """A backlog asks at once; each caller returns a timer's jitter after its slot, and may be held two intervals."""
     wanted = [demand(rate)]
     interval = us(wanted[0].limit.parsed.interval)
     jitter = random.Random(7)

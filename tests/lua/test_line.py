@@ -1,4 +1,4 @@
-"""The line of slots: who was refused comes back at a time of its own, before newcomers, and nothing is wasted."""
+"""The line of slots: a refused request returns at its own time, before newcomers, and nothing is wasted."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_slots_of_dead_requests_are_lost_for_a_second_at_most(frozen: Limiter, c
     line = Line(frozen, clock, "100/s")
     for n in range(500):
         line.ask(f"dead{n}")
-    # Nobody of the 500 ever comes back. A newcomer that asks every interval gets in from the second second on.
+    # None of the 500 ever comes back. A newcomer that asks every interval gets in from the second second on.
     granted = [at for at in range(1, 400) if line.ask("", at=at / 100).allowed]
     assert granted == list(range(102, 400)), "first slot at 10 ms, overdue after 1.01 s"
 
@@ -134,7 +134,7 @@ def test_withdrawn_request_leaves_no_slot(line: Line, store: redis.Redis) -> Non
     line.limiter._asker.forget(line.wanted, id="a")
     line.limiter._asker.forget(line.wanted, id="never seen")
     assert not store.exists(SLOTS)
-    assert line.asks("", at=1.0) == (True, 0.0), "nobody waits: the permit is for whoever asks"
+    assert line.asks("", at=1.0) == (True, 0.0), "no request waits: the permit is for any newcomer"
 
 
 def test_clock_step_back_applies_to_limits_that_did_not_decide(frozen: Limiter, clock: Clock) -> None:
@@ -144,3 +144,13 @@ def test_clock_step_back_applies_to_limits_that_did_not_decide(frozen: Limiter, 
     assert answer(frozen._asker.ask([short, long])) == (False, 60 * SECOND)
     clock.set(clock.us + SECOND)
     assert answer(frozen._asker.ask([short])) == (True, 0)
+
+
+def test_gap_narrower_than_a_permit_by_a_fraction_is_not_used(frozen: Limiter, clock: Clock) -> None:
+    line = Line(frozen, clock, "3/s")
+    line.ask("a")
+    assert line.asks("b") == (False, 0.666668)
+    line.limiter._asker.forget(line.wanted, id="a")
+    # After a permit at 0.333336 the next is due at 0.666669 1/3, too late for the slot of b.
+    assert line.ask("", at=0.333336).allowed is False
+    assert line.ask("", at=0.333335).allowed is True

@@ -38,7 +38,7 @@ def let_out(parking: Backlog, limit: Limit) -> int:
 def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
     frozen: Limiter, clock: Clock, options: dict[str, Any], stored: bool
 ) -> None:
-    """Others may have it in force: an older code, or somebody has just said so."""
+    """Others may have it in force: an older code, or a recent operator change."""
     limit = Limit("10/h", name="api", **options)
     if stored:
         frozen.set_rate("api", limit, force=True)
@@ -54,7 +54,7 @@ def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
 
 
 def test_old_slots_delay_no_task_in_shadow(frozen: Limiter, clock: Clock) -> None:
-    """Those that have lost their slots elsewhere are not looked for at each look, before anybody leaves."""
+    """Tasks without slots are not searched for at each poll before tasks leave."""
     limit = Limit("100/s", name="api")
     parking = Backlog(frozen, "fleet", 3600)
     park(parking, 500)

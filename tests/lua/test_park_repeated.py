@@ -15,8 +15,8 @@ from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from tests.conftest import START, Clock
 from tests.parks import EMPTY, park_one
 
+from .backlog_steps import API, BUCKET, let_out, message_of, publish
 from .frozen import expiries, us
-from .test_parking import API, BUCKET, let_out, message_of, publish
 
 
 def park(parking: Backlog, token: str, attempt: int = 0, *, copy: int = 1, **options: Any) -> int:

@@ -1,4 +1,4 @@
-"""What those who are parked cost, together: counted as they come and go, whichever way they go."""
+"""The total cost of parked tasks, counted as tasks come and leave by any way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
-NOBODY_AT_A = frozenset("a")
+ABSENT_A = frozenset("a")
 
 
 def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
@@ -69,7 +69,7 @@ def test_cost_sum_matches_the_parked_tasks(server: object, steps: list[tuple[str
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
         elif what == "take_due":
-            (looked,) = parking.take_due([LimitRequest(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
+            (looked,) = parking.take_due([LimitRequest(LIMIT, "api", "", 1)], absent=ABSENT_A if one else ())
             left += looked.leaving
         elif what == "pick":
             left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]

@@ -56,15 +56,16 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
     @st.composite
     def act(draw: st.DrawFn) -> Act:
         priority, cost = draw(st.sampled_from([0, 1, 2, 3, 5, 9])), draw(st.sampled_from([1, 1, 1, 2, limit.burst]))
+        verb = draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"]))
         demands: tuple[LimitRequest, ...] = (LimitRequest(limit, "api", "", cost),)
         if several and draw(st.booleans()):
             demands = (*demands, LimitRequest(other, "other"))
         horizons = st.sampled_from([0, 0, 0, interval, -(10**12)])
         return Act(
-            verb=draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"])),
+            verb=verb,
             after=draw(pause),
             demands=with_priority(demands, priority, lowest_first=True),
-            id=draw(st.sampled_from(["", *"abcdef"])),
+            id=draw(st.sampled_from("rst" if verb == "reserve" else ["", *"abcdef"])),
             horizon=draw(horizons),
             claim=draw(st.sampled_from([0, 10**15, 10**15, interval])),
             which=draw(st.integers(0, 3)),

@@ -50,7 +50,7 @@ def test_every_lua_file_is_used(limiter: Limiter) -> None:
     for include in INCLUDES:
         mark = f"-- mark {include}"
         marked = (load_source(verb, {include: mark}, fair=True) for verb in VERBS)
-        assert any(mark in source for source in marked), f"nobody includes {include}.lua"
+        assert any(mark in source for source in marked), f"no script includes {include}.lua"
 
 
 def test_script_defines_only_the_algorithms_in_use() -> None:
@@ -179,7 +179,7 @@ def test_decision_uses_the_fewest_store_commands(limiter: Limiter, store: redis.
 
     limiter._asker.ask([demand("1/m", burst=2)])
     assert asks() == {"time": 1, "mget": 1, "set": 1}, "granted"
-    assert asks() == {"time": 1, "mget": 1}, "refused, nobody waits and nothing is kept"
+    assert asks() == {"time": 1, "mget": 1}, "refused, no request waits and nothing is kept"
     assert asks("far", claim=1.0) == {"time": 1, "mget": 1}, "refused, its slot is too far away to be kept"
     limiter._asker.ask([demand("1/m", burst=2)], id="waits", claim=60.0)
     assert asks("waits", claim=60.0) == {"time": 1, "mget": 1, "zrange": 1, "zscore": 1}, "it came before its turn"

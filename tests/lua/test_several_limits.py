@@ -52,7 +52,7 @@ def test_costs_may_differ_by_limit(frozen: Limiter) -> None:
 
 
 def test_bucket_requested_twice_pays_the_larger_cost(frozen: Limiter) -> None:
-    """Over any window no more than the law allows, whoever asks and however."""
+    """In any window no more is granted than the law allows."""
     dear, cheap = demand("1/s", burst=4, cost=3), demand("1/s", burst=4, cost=1)
     for both in ([dear, cheap], [cheap, dear]):
         assert frozen._asker.ask(each_bucket_once(both)).allowed

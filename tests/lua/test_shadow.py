@@ -131,25 +131,6 @@ def test_simulated_wait_equals_a_reservation(frozen: Limiter, clock: Clock, name
     assert_alike(said, waits)
 
 
-def test_simulated_queue_grows_like_a_real_one(frozen: Limiter, clock: Clock) -> None:
-    """100/s limited and 140/s offered: after ten seconds the last one would have waited four."""
-    limit, process = LIMITS["token_bucket"], Process(frozen, clock)
-    clock.advance(55)
-    began = clock.us
-    for number in range(1400):
-        clock.set(began + number * 1_000_000 // 140)
-        process.came(limit)
-        if number % 140 == 139:
-            process.tell()
-    clock.advance(LATE)
-    for _ in range(3):
-        said = shadow_report(frozen, limit)
-    assert said.requests == 1400
-    assert said.delayed > 1390
-    assert said.longest == pytest.approx(4.0, abs=0.02)
-    assert "would have delayed" in str(said)
-
-
 def test_each_key_has_its_own_simulated_queue(frozen: Limiter, clock: Clock) -> None:
     limit, process = Limit("10/s", name="tenant", key="t:{t}"), Process(frozen, clock)
     for _ in range(10):

@@ -15,8 +15,8 @@ from celery_ratelimit.limits.stored import StoredShadow
 from celery_ratelimit.store.keys import config_keys
 from tests.conftest import START, Clock
 
+from .backlog_steps import park, take_due
 from .frozen import demand
-from .test_parking import park, take_due
 from .test_shadow import LATE, LIMITS, Process, shadow_report
 
 API = demand("10/s")
@@ -169,13 +169,13 @@ def test_every_operation_follows_the_switch(frozen: Limiter, clock: Clock) -> No
         assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("by", ["somebody", "the code"])
+@pytest.mark.parametrize("by", ["an operator", "the code"])
 def test_parked_tasks_leave_at_once_in_shadow(parking: Backlog, frozen: Limiter, clock: Clock, by: str) -> None:
     slow = demand("1/h")
     assert frozen._asker.ask([slow]).allowed
     park(parking, *[f"t{number}" for number in range(100)], asked=slow)
     assert take_due(parking, slow) == []
-    if by == "somebody":
+    if by == "an operator":
         frozen.set_shadow("api", True, force=True)
         frozen._asker.shadows.learn({"api": None})
         assert parking.due(["api"]) == [("api", "")]

@@ -38,7 +38,7 @@ CHANGES = "ratelimit:v1:{api}::changes"
 HISTORY = "ratelimit:v1:{api}::history"
 HOUR = 3600
 
-#: Ten at most, of every algorithm but those whose size is their own affair.
+#: Ten at most, of every algorithm; leaky bucket and warm-up have their own size.
 EACH = {
     "token_bucket": Limit("10/s", burst=10),
     "leaky_bucket": Limit("10/s", algorithm="leaky_bucket", capacity=20),
@@ -71,7 +71,7 @@ class Same:
 
 
 class FrozenTime:
-    """Who sleeps moves the store's clock."""
+    """A time source whose sleeps move the store's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -139,7 +139,7 @@ def test_stored_rate_applies_at_the_next_decision(make: Make, clock: Clock) -> N
     assert asking.acquire("api").retry_after == 0.01
     clock.advance(0.01)
     assert granted(asking) == 1
-    assert granted(make({"api": Limit("10/s")})) == 0, "for who comes new too"
+    assert granted(make({"api": Limit("10/s")})) == 0, "for a new limiter too"
 
 
 def test_rate_text_keeps_the_options_of_the_code(limiter: Same) -> None:
@@ -415,7 +415,7 @@ def test_paused_concurrency_keeps_its_leases(limiter: Same, clock: Clock) -> Non
     held = limiter.acquire("places")
     limiter.pause("places", 3)
     assert limiter.acquire("places").retry_after == 3.0
-    assert limiter.renew(held), "who holds one keeps it"
+    assert limiter.renew(held), "a held lease stays"
     assert limiter.release(held)
     clock.advance(3)
     assert granted(limiter, "places") == 2
@@ -572,7 +572,7 @@ def test_operator_settings_stay_and_everything_else_expires(limiter: Same, store
     limiter.set_rate("api", "5/s")
     assert (ttl(CONFIG), ttl(CHANGES)) == (None, HOUR)
     limiter.expire_rate("api", 10_000)
-    assert (ttl(CONFIG), ttl(CHANGES)) == (10_000 + HOUR, 10_000 + HOUR), "until those who wait have come"
+    assert (ttl(CONFIG), ttl(CHANGES)) == (10_000 + HOUR, 10_000 + HOUR), "until waiting requests have come"
     limiter.pause("api", 20_000)
     assert ttl(CONFIG) == 20_000 + HOUR
     limiter.unset_rate("api")

@@ -10,7 +10,7 @@ from celery_ratelimit import ImpossibleRequest
 
 from .mixed_world import KINDS, VERBS, Act, MixedWorld, Play, acts, limits
 
-#: Without what corrects a grant: what its permits are worth once the rate is another is nobody's law.
+#: Without cancel and settle: no law says what a permit is worth once the rate is another.
 CHANGING = ("acquire",) * 6 + ("peek", "reserve")
 
 

@@ -125,7 +125,7 @@ TABLES: dict[str, tuple[str, int, list[tuple[float, int, bool, int, float]]]] = 
             (0.15, 1, NO, 0, 0.15),
         ],
     ),
-    "a clock that steps back by an hour: who was refused then is let in after his wait": (
+    "a clock that steps back by an hour: a refused call is granted after its wait": (
         "1/s",
         1,
         [

@@ -17,7 +17,7 @@ from celery_ratelimit.backlog.tuning import MAX_PUBLISH_PAUSE, PUBLISH_TIMEOUT
 from tests.conftest import START, Clock
 from tests.parks import packed
 
-from .test_parking import BUCKET, let_out
+from .backlog_steps import BUCKET, let_out
 
 MARKER = {"queue": "orders", "eta": None, "exchange": "", "routing_key": "orders"}
 HEADERS = {"id": "task", "celery-ratelimit-return": MARKER}

@@ -1,4 +1,4 @@
-"""A lease may hold several places: as many count, are given back together, and nobody who waits for many is starved."""
+"""A lease may hold several permits: all count, return together, and a request for many is not starved."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_stored_concurrency_applies_to_each_key(frozen: Limiter) -> None:
 
 @dataclass
 class Model:
-    """Leases without a line: who holds how many, and until when."""
+    """Leases without a line: holder, number of permits and end."""
 
     limit: int
     lease: int
@@ -189,7 +189,7 @@ def test_weighted_leases_match_the_model(
         assert limiter.available(asked) == model.free()
 
 
-# -- Who goes first ----------------------------------------------------------------------------------------------------
+# -- Order -------------------------------------------------------------------------------------------------------------
 
 
 def hold(frozen: Limiter, number: int) -> None:
@@ -198,7 +198,7 @@ def hold(frozen: Limiter, number: int) -> None:
 
 
 def left(limiter: Limiter) -> int:
-    """Places that nobody holds; they may be set aside."""
+    """Permits that no lease holds; they may be set aside."""
     return limiter.peek(GPU, cost=1).remaining
 
 
