@@ -78,7 +78,7 @@ def test_report_takes_nothing_where_it_would_open_a_period(frozen: Limiter, stor
 
 
 @pytest.mark.parametrize(argvalues=ONLY_PAUSED, **of_each)
-def test_permits_taken_early_would_return_early(frozen: Limiter, clock: Clock, limit: Limit) -> None:
+def test_there_permits_that_are_taken_make_others_come_earlier(frozen: Limiter, clock: Clock, limit: Limit) -> None:
     """Why: a limit of which some were taken grants more, some time later, than its twin."""
     charged, twin = replace(limit, name="charged"), replace(limit, name="twin")
     frozen.charge(charged, 60 if limit.warmup else 3)

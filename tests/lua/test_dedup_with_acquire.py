@@ -24,7 +24,7 @@ from tests.parks import packed
 
 from .backlog_steps import API, BUCKET, let_out
 from .frozen import FROZEN_STORE, demand
-from .test_parked_at_once import NOW, contents, messages
+from .test_batched_park import NOW, contents, messages
 
 API_OF = demand("10/s", name="api")
 IDS = ["a", "b", "c", "d", "e"]
