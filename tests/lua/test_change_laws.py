@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from celery_ratelimit import ImpossibleRequest, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
 
-from .change_law import judge
+from .change import judge
 from .counted import Numbers
 from .frozen import expiries
 from .mixed_world import KINDS, Act, MixedWorld, Play, limits
