@@ -1,4 +1,4 @@
-"""Parking lots of keys whose rates differ in the code."""
+"""Backlogs of keys whose rates differ in the code."""
 
 from __future__ import annotations
 

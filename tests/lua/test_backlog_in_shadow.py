@@ -1,4 +1,4 @@
-"""What is parked for a limit that is in shadow leaves, and changes nothing of what the limit has granted."""
+"""Tasks parked for a limit in shadow leave, and the limit's grants stay as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in a lot: the more important go first, equals in the order in which they were throttled."""
+"""A backlog is ordered by priority, then by the time of the first throttle."""
 
 from __future__ import annotations
 

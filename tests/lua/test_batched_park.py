@@ -1,4 +1,4 @@
-"""Messages that are parked by one script are parked as if each had been by its own, at the same time."""
+"""Messages parked by one script are parked as if each had its own script at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of tasks that are the same one waits: which it is, where it stands, and what becomes of the others."""
+"""Of duplicate tasks one waits: which one, at which place, and what becomes of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call really cost: several limits settled at once."""
+"""The real costs of a call settle several limits at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided is added up in the store: by the second, by the minute, in all; and it stays small."""
+"""Decisions are counted in the store by second, by minute and in total, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that was handed back to its queue is one task with its other copies: it runs once, and is never lost."""
+"""A task that was handed back to its queue runs once beside its other copies, and is never lost."""
 
 from __future__ import annotations
 

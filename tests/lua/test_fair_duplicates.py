@@ -1,4 +1,4 @@
-"""Options that meet: tasks of which one waits, in a limit that is shared, and that sets something aside."""
+"""Fair limits together with deduplication and priority reserve."""
 
 from __future__ import annotations
 

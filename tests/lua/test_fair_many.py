@@ -1,4 +1,4 @@
-"""Very many shares, and a very deep one: nothing is lost, and each is in its order."""
+"""Very many shares, and a very large one: no task is lost, and each leaves in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fast_path.lua` decides is what would be decided without it: the same answers, and the same in every key."""
+"""`fast_path.lua` gives the same answers and the same keys as the scripts without it."""
 
 from __future__ import annotations
 

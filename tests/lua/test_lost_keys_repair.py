@@ -1,4 +1,4 @@
-"""The store loses keys of a lot while tasks are parked: what has its message runs, and what is sent later runs."""
+"""The store loses keys of a backlog: tasks with a payload still run, and so do later tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`max_parked`: at most so many tasks are parked in a lot, counted by the script that parks them."""
+"""`max_parked` bounds the tasks of a backlog; the script that parks them counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reply to a call that parks is lost: the call is repeated, and finds out what was done before."""
+"""A park call whose reply is lost is repeated, and finds out what the first attempt did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a limit sets aside of its burst for the important: on a clock that stands still, and against the model."""
+"""The part of a burst that is reserved for high priorities: promises, and traces against the model."""
 
 from __future__ import annotations
 

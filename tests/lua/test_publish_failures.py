@@ -1,4 +1,4 @@
-"""Tasks that have left the backlog and cannot be published: seen, named with the error, tried ever more seldom."""
+"""Tasks that cannot be published are listed with the broker's error and retried less and less often."""
 
 from __future__ import annotations
 

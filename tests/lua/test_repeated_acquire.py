@@ -1,4 +1,4 @@
-"""A call that was made before takes few steps, and is decided like the first one."""
+"""A repeated acquire takes few steps, and is decided like the first one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reservations: what was reserved under an id is remembered, not believed."""
+"""Reservations are known by their id; cancel and settle use what the store remembers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What limits in shadow would have done, by a virtual queue in the store: a model agrees, and the limits themselves."""
+"""Limits in shadow are simulated by a virtual queue in the store, compared to a model and to the limits themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit is put into shadow, and in force again, while it is asked: the scripts, on a clock that stands still."""
+"""A limit is switched into shadow and back into force while it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates and pauses that people store, through both limiters: in force at once, and for as long as was said."""
+"""Stored rates and pauses, through both limiters: in force at once, until their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of the design that a single store can be held to, as properties of random and of long traces."""
+"""The laws of the token bucket on random and on long traces."""
 
 from __future__ import annotations
 

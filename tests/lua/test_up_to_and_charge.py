@@ -1,4 +1,4 @@
-"""As many permits as there are, and permits that were used elsewhere: tables, and traces against the model."""
+"""acquire_up_to and charge: examples, and traces against the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses that an upstream causes: as long as it says, or longer each time; and what leaves afterwards."""
+"""Pauses that an upstream causes, their lengths, and the calls that follow them."""
 
 from __future__ import annotations
 
