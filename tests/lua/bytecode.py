@@ -11,7 +11,7 @@ _GETGLOBAL, _SETGLOBAL = 5, 7
 
 
 def globals_of(source: str) -> tuple[set[str], set[str]]:
-    """The names of the globals that ``source`` reads, and of those that it writes, in any of its functions."""
+    """The globals that ``source`` reads, and the globals that it writes, in any of its functions."""
     lua = LuaRuntime(encoding=None)
     dump = lua.eval(b"function(source) return string.dump(assert(loadstring(source))) end")
     reader = _Reader(dump(source.encode()))

@@ -5,11 +5,11 @@ holds for what is granted, in every interval:
 
 - in one that begins with the change, what was in use at it counts as taken then, as far as the new limit can hold it;
 - another algorithm begins as used up: all that it holds counts as taken with the last that was granted before;
-- a log, and a window of sub-windows that are as wide as before, know when each of those was taken: there they count
+- a log, and a window of sub-windows that are as wide as before, know when each permit was taken: there they count
   as taken at their own time, the newest that the new limit can hold;
 - what had been granted ahead stays. It counts in the intervals that begin with the last of it, or later: the new rule
   begins behind it;
-- a settle or cancel gives back no more than what it gives back where nobody ever lent those permits: so everything is
+- a settle or cancel gives back no more than what it gives back where those permits were never granted: so everything is
   counted as it was used in the end.
 """
 
@@ -54,7 +54,7 @@ def judge(
 ) -> None:
     """Check all that was granted after the change at ``at`` (``new``) beside what was granted before it (``old``).
 
-    ``kept``: how much of that was in use when the store forgot it, nobody having asked before it was back.
+    ``kept``: how much of that was in use when the store forgot it, because no call came before it was back.
     """
     used = min(after.burst, in_use(before, old, at)) if kept is None else kept
     ahead = [start for start in old if start.at > at and kept is None]

@@ -16,6 +16,7 @@ from tests.conftest import Clock
 from tests.examples import the_same_every_time
 
 from .frozen import FROZEN_STORE
+from .mixed_world import MixedWorld
 
 # The suite looks at the same examples every time. To look for new ones: HYPOTHESIS_PROFILE=explore.
 settings.register_profile(
@@ -39,3 +40,18 @@ def frozen(server: EmbeddedServer, clock: Clock) -> Iterator[Limiter]:
 def parking(frozen: Limiter, clock: Clock) -> Backlog:
     """The lots of a fleet."""
     return Backlog(frozen, "fleet", redelivery=3600)
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
+    """The Lua and the model, side by side."""
+    world = MixedWorld(server.url)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def store_and_limiter(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
+    """A frozen store for property tests, which empty it themselves and set its clock."""
+    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
+        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from celery_ratelimit.limiter.limit_request import LimitRequest
 
-#: A slot that long overdue, in microseconds, is open to whoever is there.
+#: A slot that long overdue, in microseconds, is open to any request.
 GRACE = 1_000_000
 #: No bucket is further behind than that, in microseconds.
 FAR = 2**51
@@ -59,7 +59,7 @@ Taken = tuple[tuple[int, Fraction], ...]
 
 
 def lawful(now: int, taken: Taken) -> Fraction:
-    """The earliest that a bucket can be full again from which nobody took more than the law allows in any interval."""
+    """The earliest that a bucket can be full again from which no more was taken than the law allows in any interval."""
     sums = [start + sum(price for at, price in taken if at >= start) for start, _ in taken]
     return max([Fraction(now), *sums])
 
@@ -166,7 +166,7 @@ class FixedWindow(Counter):
             self.start = at - at % self.w
         elif self.used:
             self.start += passed * self.w
-        elif self.x:  # nobody has opened it
+        elif self.x:  # no use has opened it
             self.start = max(at, self.start)
 
     def read(self, now: int, back: int) -> None:
@@ -505,7 +505,7 @@ COUNTERS: Mapping[str, type[Counter]] = {
 class Counted:
     """A bucket as it is kept: what was taken, and the line: ``waiting`` permits, ``slots`` id -> when it is due.
 
-    The slots mean something only while somebody is known to wait, and expire by themselves.
+    The slots mean something only while a request is known to wait, and expire by themselves.
     """
 
     counter: Counter | None = None
@@ -534,7 +534,7 @@ class CountedView:
     """One demand on one bucket at one instant: when it could be granted, and where its request stands in the line.
 
     ``slot`` is when the request itself is due; ``overdue`` is whose place it may take; ``ahead`` are the permits of
-    those who go before it.
+    the requests before it.
     """
 
     full = False
@@ -600,7 +600,7 @@ class CountedView:
             self.bucket.leave(gone, self.cost)
 
     def _behind_all(self, at: int) -> int:
-        """When it is its turn; those who wait for other limits too may leave room before them."""
+        """When it is its turn; requests that wait for other limits too may leave room before them."""
         bucket = self.bucket
         slot, last = self.counter.earliest(bucket.waiting, self.cost), max(bucket.slots.values(), default=0)
         if not bucket.waiting or last <= slot:

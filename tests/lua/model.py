@@ -79,7 +79,7 @@ def lawful(now: int, taken: Taken, rates: Rates) -> Fraction:
 @dataclass
 class Bucket:
     """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score; ``gaps`` are
-    the times in it that nobody waits for, begin -> end.
+    the times in it that no request waits for, begin -> end.
 
     ``taken``: for when, and permits, since it was full; ``rates``: from when on, and the emission interval.
     ``lines``: of calls that may use more of what is set aside than others: millionths that they leave -> where their
@@ -136,7 +136,7 @@ class Bucket:
             return Bucket(self.full_at - back, now, self.taken, self.rates, rate=self.rate, newest=newest)
         full_at, end = max(self.full_at, Fraction(now)), max(self.line.values(), default=0)
         taken, rates = (self.taken, self.rates or rates) if full_at > now else ((), rates)
-        if end <= now:  # every slot has passed, or everyone has left
+        if end <= now:  # every slot has passed, or every request has left
             return Bucket(full_at, self.seen, taken, rates, rate=self.rate, newest=self.newest)
         line, gaps = dict(self.line), dict(self.gaps)
         lines = {own: us for own, us in self.lines.items() if us > now}
@@ -146,8 +146,8 @@ class Bucket:
 class View:
     """One demand on one bucket at one instant: when it could be granted, and where its request stands in the line.
 
-    ``slot`` is when the request itself is due, ``first`` when the first of those who wait is; ``overdue`` is whose
-    place it may take; ``queue``: how far ahead a leaky bucket's queue ends; ``full``: it takes nobody more.
+    ``slot`` is when the request itself is due, ``first`` when the first waiting request is; ``overdue`` is the id whose
+    place it may take; ``queue``: how far ahead a leaky bucket's queue ends; ``full``: it takes no more requests.
     """
 
     full = False
@@ -194,14 +194,14 @@ class View:
         if reserve is not None and self.passes and self.slot is not None:
             end = max([us for own, us in self.bucket.lines.items() if own <= self.own], default=0)
             self.slot = min(self.slot, end - floor(self.depth)) if end else self.slot
-        if self.slot is not None:  # those after it pay for what it overdraws
+        if self.slot is not None:  # later requests pay for what it overdraws
             self.slot -= floor(self.price - self.needed)
         self.first = min(slots.values(), default=0)
         self.overdue: str | None = None
         self.behind = False
         if slots and self.tail is not None:
             self.tail = max([us for own, us in self.bucket.lines.items() if own <= self.own], default=0)
-            if not self.passes:  # those who wait come later by what the important ones have taken
+            if not self.passes:  # waiting requests come later by what the important ones took
                 waiting = ceil(self.bucket.full_at + len(slots) * self.price)
                 self.tail = max(self.tail, self.bucket.end, waiting)
         if slots and self.slot is None and not self.passes:
@@ -212,11 +212,11 @@ class View:
                 self.behind = self.bucket.full_at + self.price > self.room
                 self.patience = min(self.bucket.end, self.first + self.shares + GRACE + 1) if self.behind else None
         self.earliest = self._find(now)[0] if self.behind else self.admission(self.bucket.full_at)
-        if self.passes and self.slot is None:  # it stands behind those alone that leave no more than it does
+        if self.passes and self.slot is None:  # it stands behind requests that leave no more than it does
             assert self.tail is not None
             self.earliest = self._find(now)[0]
             self.behind = self.earliest > now and self.tail > self._tat
-        # A queue with an end: nobody goes ahead beyond it either. Who has a slot is in the queue already.
+        # A queue with an end: no request goes ahead beyond it either. One with a slot is in the queue already.
         self.behind = self.behind or (self.slot is None and self._beyond(self.earliest))
 
     def _beyond(self, at: int) -> bool:
@@ -230,7 +230,7 @@ class View:
         return floor(self.bucket.full_at)
 
     def _room(self, debt: int, is_paused: bool) -> int:
-        """Up to where a newcomer may take the bucket and makes nobody wait."""
+        """Up to where a newcomer may take the bucket and delays no request."""
         gaps = [gap for gap in self._gaps() if gap[0] > self._tat]
         if gaps and not is_paused and min(self.bucket.line.values()) > self._tat and gaps[0][1] <= self._tat:
             return max(self.first - debt, gaps[0][0])
@@ -268,7 +268,7 @@ class View:
         return slot, aligned if floor(aligned) >= slot else Fraction(slot)
 
     def fits(self, joint: int, waits: bool) -> bool:
-        """Whether it may be taken ahead: it makes nobody wait, and wastes nothing where it may wait itself."""
+        """Whether it may be taken ahead: it delays no request, and wastes nothing where it may wait itself."""
         if self.slot is not None and self.slot <= self.now + SOON:
             return True
         if waits and joint - self._tat >= floor(self.interval):
@@ -292,7 +292,7 @@ class View:
     def _come_late(self) -> None:
         if self.slot is not None:
             mine = self.slot + floor(self.depth) + floor(self.price - self.needed)
-            since = max(0, self.now - GRACE)  # those before are overdue
+            since = max(0, self.now - GRACE)  # earlier slots are overdue
             before = 0 if self.passes else sum(since < score < mine for score in self.bucket.line.values())
             self.late = ceil(self.bucket.full_at + before * self.price)
 
@@ -361,7 +361,7 @@ class View:
                 self._move_back(base + self.price)
             return slot, self.claim(slot)
         if slot == self.now and self.behind:
-            # There is enough even for the last in the line, but the first, who is due, goes first, until overdue.
+            # There is enough even for the last in the line, but the first, which is due, goes first, until overdue.
             assert self.patience is not None
             return self.patience, False
         return slot, False
@@ -427,7 +427,7 @@ class Ids:
 class Model:
     """The store. ``now`` is its clock, in microseconds, and may be set to any time.
 
-    ``ids`` are those that each bucket knows: of reservations, and of what was settled or cancelled.
+    ``ids`` are the ids that each bucket knows: of reservations, and of what was settled or cancelled.
     """
 
     def __init__(self, now: int) -> None:

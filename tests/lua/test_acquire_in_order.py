@@ -24,7 +24,7 @@ from .model import Answer
 
 
 class NextWorld(MixedWorld):
-    """Whoever asks for a permit is followed by others, in the same script."""
+    """Each request for a permit is followed by others in the same script."""
 
     others: Sequence[str] = ()
 
@@ -67,23 +67,23 @@ others = st.lists(st.sampled_from(["a", "b", "c", "f", "g", ""]), max_size=4)
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=80)
-def test_each_is_answered_as_by_the_model(world: NextWorld, kind: str, data: st.DataObject) -> None:
+def test_requests_in_order_match_the_model(world: NextWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind])), data.draw(others))
 
 
 @given(trace=acts(), others=others)
 @settings(max_examples=300)
-def test_limits_of_several_algorithms(world: NextWorld, trace: list[Act], others: list[str]) -> None:
+def test_several_algorithms_match_the_model(world: NextWorld, trace: list[Act], others: list[str]) -> None:
     follow(world, trace, others)
 
 
 @given(trace=acts(back=True), others=others)
 @settings(max_examples=150)
-def test_a_clock_that_steps_back(world: NextWorld, trace: list[Act], others: list[str]) -> None:
+def test_clock_steps_back_match_the_model(world: NextWorld, trace: list[Act], others: list[str]) -> None:
     follow(world, trace, others)
 
 
-def test_permits_are_taken_ahead_each_for_its_time(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_permits_within_the_horizon_are_granted_ahead(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     said = acquire_in_order(frozen._asker, [demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=1.0)
     assert [decision.allowed for decision in said] == [True] * 5 + [False] * 15
     assert [decision._granted_at - said[0]._granted_at for decision in said[:5]] == [10_000 * n for n in range(5)]
@@ -92,26 +92,28 @@ def test_permits_are_taken_ahead_each_for_its_time(frozen: Limiter, clock: Clock
     assert store.zcard("ratelimit:v1:{api}::slots") == 15
 
 
-def test_nobody_is_asked_behind_the_first_that_has_no_slot(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_requests_behind_the_first_without_a_slot_are_skipped(
+    frozen: Limiter, clock: Clock, store: redis.Redis
+) -> None:
     said = acquire_in_order(frozen._asker, [demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=0.07)
     assert [decision.allowed for decision in said] == [True] * 5 + [False] * 4
     assert [decision.retry_after for decision in said[5:]] == [0.05, 0.06, 0.07, 0.08]
     assert store.zcard("ratelimit:v1:{api}::slots") == 3
 
 
-def test_what_can_never_be_is_said_of_all(frozen: Limiter, clock: Clock) -> None:
+def test_impossible_cost_raises_for_the_batch(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("100/s", burst=2), force=True)
     with pytest.raises(ImpossibleRequest, match="api"):
         acquire_in_order(frozen._asker, [demand("100/s", burst=5, cost=3)], ["a", "b"])
 
 
-def test_an_algorithm_that_people_have_stored_is_put_in(frozen: Limiter, clock: Clock) -> None:
+def test_stored_algorithm_is_loaded(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("3/s", algorithm="sliding_log"), force=True)
     said = acquire_in_order(frozen._asker, [demand("100/s")], ["a", "b", "c", "d", "e"], claim=1.0)
     assert [decision.allowed for decision in said] == [True, True, True, False, False]
 
 
-def test_a_bucket_that_people_have_stored_for_a_log_is_put_in(frozen: Limiter, clock: Clock) -> None:
+def test_stored_token_bucket_replaces_a_sliding_log(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("10/s", burst=3), force=True)
     log = LimitRequest(Limit("100/s", algorithm="sliding_log", name="api"), "api")
     said = acquire_in_order(frozen._asker, [log], ["a", "b", "c", "d", "e"], claim=1.0)

@@ -36,7 +36,7 @@ def share(limiter: Limiter) -> float:
     ("seconds", "expected"),
     [(0, 0.7), (3.75, 0.8734), (7.5, 0.9625), (14.75, 1.0), (15, 1.0), (1e6, 1.0)],
 )
-def test_the_rate_falls_once_and_recovers_along_the_cubic(
+def test_rate_falls_once_and_recovers_along_the_cubic(
     limiter: Limiter, clock: Clock, seconds: float, expected: float
 ) -> None:
     limiter.throttled("api")
@@ -47,7 +47,7 @@ def test_the_rate_falls_once_and_recovers_along_the_cubic(
     assert wait == pytest.approx(0.01 / expected, rel=2e-3), "the scripts and config() say the same"
 
 
-def test_a_rate_that_was_refused_is_approached_slowly_and_exceeded_later(limiter: Limiter, clock: Clock) -> None:
+def test_refused_rate_is_approached_slowly_and_exceeded_later(limiter: Limiter, clock: Clock) -> None:
     for _ in range(2):
         limiter.throttled("api")
         clock.advance(2)
@@ -63,7 +63,7 @@ def test_a_rate_that_was_refused_is_approached_slowly_and_exceeded_later(limiter
     assert found[-1] == 1.0, "the whole rate, after as long again"
 
 
-def test_at_its_floor_a_limit_is_paused_as_others_are(limiter: Limiter, clock: Clock) -> None:
+def test_limit_at_its_floor_is_paused(limiter: Limiter, clock: Clock) -> None:
     pauses = []
     for _ in range(9):
         clock.advance(0.05)
@@ -74,7 +74,7 @@ def test_at_its_floor_a_limit_is_paused_as_others_are(limiter: Limiter, clock: C
     assert pauses[7] >= 2.0
 
 
-def test_refused_calls_of_one_incident_reduce_the_rate_once(limiter: Limiter, clock: Clock) -> None:
+def test_refusals_of_one_incident_reduce_the_rate_once(limiter: Limiter, clock: Clock) -> None:
     clock.advance(10)
     older = clock.us
     clock.advance(0.5)
@@ -89,7 +89,7 @@ def test_refused_calls_of_one_incident_reduce_the_rate_once(limiter: Limiter, cl
     assert share(limiter) == pytest.approx(0.49, abs=0.02), "a moment later: the same incident"
 
 
-def test_the_floor_holds_and_the_configured_rate_is_never_exceeded(server: EmbeddedServer, clock: Clock) -> None:
+def test_rate_stays_between_floor_and_configured_rate(server: EmbeddedServer, clock: Clock) -> None:
     limiter = make(server, Limit("100/s", adaptive=Adaptive(floor=0.25, recover=10)))
     for _ in range(12):
         clock.advance(1.1)
@@ -101,14 +101,14 @@ def test_the_floor_holds_and_the_configured_rate_is_never_exceeded(server: Embed
     assert share(limiter) == 1.0
 
 
-def test_a_reduction_of_one_key_leaves_others_alone_and_expires(server: EmbeddedServer, clock: Clock) -> None:
+def test_reduction_of_one_key_expires_and_leaves_other_keys_alone(server: EmbeddedServer, clock: Clock) -> None:
     limiter = make(server, Limit("100/s", key="{tenant}", adaptive=True))
     limiter.throttled("api", key="a")
     shares = {key: limiter.config("api", key=key).share for key in ("a", "b")}
     assert shares == {"a": pytest.approx(0.7), "b": 1.0}
 
 
-def test_what_is_stored_beside_it_stays(limiter: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_operator_settings_survive_a_reduction(limiter: Limiter, clock: Clock, store: redis.Redis) -> None:
     limiter.set_rate("api", "50/s")
     limiter.throttled("api")
     limiter.pause("api", 1)
@@ -124,7 +124,7 @@ def test_what_is_stored_beside_it_stays(limiter: Limiter, clock: Clock, store: r
     assert [each.verb for each in limiter.history("api")] == ["set", "reduce", "pause", "resume", "unset"]
 
 
-def test_a_retry_after_pauses_an_adaptive_limit_too(limiter: Limiter, clock: Clock) -> None:
+def test_retry_after_pauses_an_adaptive_limit(limiter: Limiter, clock: Clock) -> None:
     assert limiter.throttled("api", retry_after=5) == 5.0
     assert share(limiter) == pytest.approx(0.7)
     assert limiter.config("api").paused == 5.0
@@ -139,13 +139,13 @@ def test_a_retry_after_pauses_an_adaptive_limit_too(limiter: Limiter, clock: Clo
         ({"adaptive": True, "algorithm": "sliding_log"}, "adaptive=Adaptive(floor=0.1, recover=30.0) is for algorithm"),
     ],
 )
-def test_an_adaptive_limit_that_cannot_be_is_refused(options: dict[str, object], says: str) -> None:
+def test_impossible_adaptive_limits_raise(options: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says.replace("(", r"\(").replace(")", r"\)")):
         Limit("10/s", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("option", "value"), [("floor", 0), ("floor", 1), ("recover", 0.5), ("recover", "30")])
-def test_bad_values_of_adaptive_are_named(option: str, value: object) -> None:
+def test_bad_adaptive_options_raise(option: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=f"{option}={value!r} must be"):
         Adaptive(**{option: value})  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ def run(limiter: Limiter, clock: Clock, upstream: Upstream, seconds: float) -> t
 @pytest.mark.parametrize(
     "hidden", [50.0, pytest.param(30.0, marks=pytest.mark.slow), pytest.param(80.0, marks=pytest.mark.slow)]
 )
-def test_a_hidden_quota_is_used_and_seldom_exceeded(limiter: Limiter, clock: Clock, hidden: float) -> None:
+def test_hidden_quota_is_used_and_seldom_exceeded(limiter: Limiter, clock: Clock, hidden: float) -> None:
     upstream = Upstream(hidden)
     run(limiter, clock, upstream, 30)
     accepted, refused = run(limiter, clock, upstream, 60)

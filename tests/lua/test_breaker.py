@@ -48,7 +48,7 @@ def report(limiter: Limiter, *outcomes: tuple[int, bool], granted_at: int = 0, c
         ([FAILED] * 9 + [(2, True)], True),
     ],
 )
-def test_failures_in_a_row_open_it_and_a_success_closes_it(
+def test_breaker_opens_after_failures_and_closes_after_a_success(
     limiter: Limiter, store: redis.Redis, clock: Clock, outcomes: list[tuple[int, bool]], is_open: bool
 ) -> None:
     assert report(limiter, *outcomes) is is_open
@@ -60,7 +60,7 @@ def test_failures_in_a_row_open_it_and_a_success_closes_it(
     assert {key for key in store.scan_iter("ratelimit:*") if not key.endswith("history")} == left.keys()
 
 
-def test_one_call_has_its_permit_in_each_interval_while_it_is_open(limiter: Limiter, clock: Clock) -> None:
+def test_open_breaker_permits_one_trial_per_interval(limiter: Limiter, clock: Clock) -> None:
     assert limiter.acquire("api").allowed
     report(limiter, *[FAILED] * 3)
     granted = []
@@ -75,7 +75,7 @@ def test_one_call_has_its_permit_in_each_interval_while_it_is_open(limiter: Limi
     assert limiter.acquire("api").retry_after == 0.01
 
 
-def test_a_success_of_a_call_that_began_before_does_not_close_it(limiter: Limiter, clock: Clock) -> None:
+def test_success_of_an_earlier_call_keeps_the_breaker_open(limiter: Limiter, clock: Clock) -> None:
     before = clock.us
     clock.advance(1)
     report(limiter, *[FAILED] * 3)
@@ -83,7 +83,7 @@ def test_a_success_of_a_call_that_began_before_does_not_close_it(limiter: Limite
     assert not report(limiter, SUCCEEDED, granted_at=clock.us)
 
 
-def test_what_an_operator_has_stored_stays(limiter: Limiter, clock: Clock) -> None:
+def test_operator_settings_survive_the_breaker(limiter: Limiter, clock: Clock) -> None:
     limiter.set_rate("api", "7/s")
     assert not report(limiter, *[FAILED] * 5)
     limiter.unset_rate("api")
@@ -94,7 +94,7 @@ def test_what_an_operator_has_stored_stays(limiter: Limiter, clock: Clock) -> No
     assert limiter.config("api").in_force == Limit("9/s", name="api", breaker=API.breaker)
 
 
-def test_it_closes_untried_after_an_hour_without_a_failure(limiter: Limiter, clock: Clock) -> None:
+def test_breaker_closes_after_an_hour_without_failures(limiter: Limiter, clock: Clock) -> None:
     report(limiter, *[FAILED] * 3)
     clock.advance(3599)
     report(limiter, FAILED)
@@ -104,7 +104,7 @@ def test_it_closes_untried_after_an_hour_without_a_failure(limiter: Limiter, clo
     assert limiter.config("api").in_force == API
 
 
-def test_a_pause_goes_on_through_it(limiter: Limiter, clock: Clock) -> None:
+def test_pause_continues_while_the_breaker_is_open(limiter: Limiter, clock: Clock) -> None:
     limiter.pause("api", 60)
     report(limiter, *[FAILED] * 3)
     report(limiter, SUCCEEDED)
@@ -115,12 +115,12 @@ def test_a_pause_goes_on_through_it(limiter: Limiter, clock: Clock) -> None:
     "wrong",
     [{"open_after": 0}, {"open_after": 1.5}, {"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}],
 )
-def test_an_impossible_breaker_is_an_error_that_names_the_option(wrong: dict[str, object]) -> None:
+def test_impossible_breaker_raises_and_names_the_option(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Breaker(**wrong)  # type: ignore[arg-type]
 
 
-def test_other_values_of_the_option_are_an_error() -> None:
+def test_bad_breaker_values_raise() -> None:
     with pytest.raises(ConfigurationError, match=r"breaker=10 must be True, False or a Breaker"):
         Limit("1/s", breaker=10)  # type: ignore[arg-type]
     assert Limit("1/s", breaker=True).breaker == Breaker()

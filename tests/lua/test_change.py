@@ -1,4 +1,4 @@
-"""What a change of a limit keeps: the cases of docs/adr/0012 one by one. Random traces: test_change_laws.py."""
+"""What a change of a limit keeps (docs/adr/0012). Random traces: test_change_laws.py, test_stored_model.py."""
 
 from __future__ import annotations
 
@@ -53,102 +53,17 @@ def wait(limiter: Limiter, wanted: Limit) -> float:
     return limiter.peek(wanted).retry_after
 
 
-# -- What comes back, comes back at the new rate -----------------------------------------------------------------------
+# -- Overdraft ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("align", ["clock", "first"])
-@pytest.mark.parametrize(
-    ("before", "after", "opens"), [("1000/h", "100/h", 1800), ("100000/d", "10/s", 1), ("1000/h", "100/m", 60)]
-)
-def test_a_lowered_window_that_is_used_up_opens_with_the_next(
-    frozen: Limiter, clock: Clock, align: str, before: str, after: str, opens: int
-) -> None:
-    wanted = limit(before, "fixed_window", align=align)
-    frozen.acquire(wanted)
-    clock.advance(1800)
-    assert frozen.acquire(wanted, cost=wanted.size - 1).allowed
-    frozen.set_rate("api", limit(after, "fixed_window", align=align))
-    for _ in range(2):
-        assert wait(frozen, wanted) == opens
-        assert not frozen.acquire(wanted).allowed
-    clock.advance(opens)
-    assert granted(frozen, wanted) == int(after.split("/")[0])
-
-
-def test_a_lowered_window_that_is_used_up_has_nothing_for_what_is_settled(frozen: Limiter) -> None:
-    """A bucket that never lent the 600 would be used up as well."""
-    wanted = limit("1000/h", "fixed_window")
-    first = frozen.acquire(wanted, cost=600)
-    second = frozen.acquire(wanted, cost=400)
-    frozen.set_rate("api", limit("100/h", "fixed_window"))
-    assert frozen.settle(first, 0)
-    assert granted(frozen, wanted) == 0
-    assert frozen.settle(second, 90)
-    assert granted(frozen, wanted) == 10
-
-
-def test_what_was_overdrawn_before_a_change_is_still_taken_from_the_windows_after_it(
-    frozen: Limiter, clock: Clock
-) -> None:
+def test_overdraft_before_a_change_is_paid_by_the_windows_after_it(frozen: Limiter, clock: Clock) -> None:
     wanted = limit("10/s", "fixed_window")
     frozen.settle(frozen.acquire(wanted), 30)
     frozen.set_rate("api", limit("5/s", "fixed_window"))
     assert wait(frozen, wanted) == 5.0, "ten are in this window, twenty are owed"
 
 
-def test_a_raised_warm_up_has_to_pay_so_many_permits_and_not_the_time_that_they_took(
-    frozen: Limiter, clock: Clock
-) -> None:
-    slow, fast = limit("1/h", warmup=5.0), limit("100/s", warmup=5.0)
-    frozen.acquire(slow)
-    frozen.set_rate("api", fast)
-    assert wait(frozen, slow) <= 0.03
-    clock.advance(0.03)
-    assert frozen.acquire(slow).allowed
-
-
-def test_a_cold_limit_that_is_raised_is_cold(frozen: Limiter, clock: Clock) -> None:
-    """Nine tenths of the cold are left: a permit takes more than twice as long as when it is warm."""
-    slow = limit("1/s", warmup=10.0)
-    frozen.acquire(slow)
-    frozen.set_rate("api", limit("100/s", warmup=10.0))
-    clock.advance(wait(frozen, slow))
-    assert frozen.acquire(slow).allowed
-    assert 0.025 <= wait(frozen, slow) <= 0.03
-
-
-def test_an_interval_bucket_that_is_empty_stays_empty_until_the_new_interval_is_over(
-    frozen: Limiter, clock: Clock
-) -> None:
-    slow = limit("10/h", burst=10, refill="interval")
-    frozen.acquire(slow, cost=10)
-    clock.advance(1800)
-    frozen.set_rate("api", limit("10/s", burst=1000, refill="interval"))
-    assert granted(frozen, slow) == 0
-    assert wait(frozen, slow) == 1.0
-    clock.advance(1)
-    assert granted(frozen, slow) == 10
-
-
-@pytest.mark.parametrize("method", ["token_bucket", "stepped_bucket"])
-def test_nothing_comes_back_by_a_lowered_rate_because_a_permit_lies_further_ahead_than_its_bucket_asked(
-    frozen: Limiter, clock: Clock, method: str
-) -> None:
-    """Fifty are in use, and one lies a minute ahead, for the sake of another limit."""
-    refill = "interval" if method == "stepped_bucket" else "continuous"
-    wanted, slow = limit("10/s", burst=50, refill=refill), limit("1/m", name="slow")
-    frozen.acquire([wanted, slow])
-    frozen.acquire(wanted, cost=49)
-    assert frozen.reserve([wanted, slow], id="r", horizon=60).retry_after == 60
-    frozen.set_rate("api", limit("1/m", burst=50, refill=refill))
-    assert granted(frozen, wanted) == 0
-    clock.advance(59.999999)
-    assert granted(frozen, wanted) == 0
-    clock.advance(2)
-    assert granted(frozen, wanted) <= 1
-
-
-# -- Another algorithm begins as used up -------------------------------------------------------------------------------
+# -- Another algorithm -------------------------------------------------------------------------------------------------
 
 #: Token and leaky bucket keep the same state: a change between them is one of the rate.
 CHANGES = [
@@ -158,7 +73,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 @pytest.mark.parametrize("change", ["set_rate", "code"])
-def test_another_algorithm_grants_nothing_at_first_and_all_after_a_period(
+def test_new_algorithm_starts_empty_and_is_full_after_a_period(
     frozen: Limiter, clock: Clock, before: str, after: str, change: str
 ) -> None:
     """One of ten was used. The new one counts ten as taken then, and has them all again after its period."""
@@ -179,23 +94,7 @@ def test_another_algorithm_grants_nothing_at_first_and_all_after_a_period(
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES)
-def test_another_algorithm_begins_behind_the_last_permit_that_was_granted_ahead(
-    frozen: Limiter, clock: Clock, before: str, after: str
-) -> None:
-    wanted, slow = TEN[before], limit("1/m", name="slow")
-    frozen.acquire([wanted, slow])
-    assert frozen.reserve([wanted, slow], id="r", horizon=60).retry_after == 60
-    frozen.set_rate("api", TEN[after])
-    clock.advance(59.999_999)
-    assert granted(frozen, wanted) == 0
-    clock.advance(0.000_001)
-    assert granted(frozen, wanted) == 0
-    clock.advance(3)
-    assert frozen.acquire(wanted).allowed
-
-
-@pytest.mark.parametrize(("before", "after"), CHANGES)
-def test_two_algorithms_in_turn_grant_permits_in_every_period_and_never_too_many(
+def test_alternating_algorithms_of_a_rolling_deploy_keep_the_rate(
     frozen: Limiter, clock: Clock, before: str, after: str
 ) -> None:
     """A rolling deploy that changes the algorithm: processes of either code wait for the same bucket."""
@@ -207,38 +106,14 @@ def test_two_algorithms_in_turn_grant_permits_in_every_period_and_never_too_many
     assert 8 <= allowed <= 10 * 20 + 10
 
 
-def test_a_bucket_of_another_algorithm_that_was_full_again_leaves_nothing(frozen: Limiter, clock: Clock) -> None:
-    """The store has forgotten it: the new one is full."""
-    frozen.acquire(TEN["token_bucket"])
-    clock.advance(1)
-    frozen.set_rate("api", TEN["sliding_log"])
-    assert granted(frozen, TEN["token_bucket"]) == 10
-
-
 # -- Settled or cancelled after a change -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", KINDS)
-@pytest.mark.parametrize("before", KINDS)
-def test_what_had_come_back_before_a_change_does_not_come_back_after_it(
-    frozen: Limiter, clock: Clock, before: str, after: str
-) -> None:
-    """A takes all, five seconds later C does, the rate is lowered, and A turns out to have cost nothing."""
-    a = frozen.acquire(TEN[before], cost=TEN[before].size)
-    frozen.reserve(TEN[before], id="r", horizon=60)
-    clock.advance(10)
-    assert frozen.acquire(TEN[before], cost=TEN[before].size).allowed
-    frozen.set_rate("api", SLOW[after])
-    left = granted(frozen, TEN[before])
-    assert left <= max(0, SLOW[after].size - TEN[before].size)
-    assert frozen.settle(a, 0)
-    frozen.cancel(TEN[before], id="r")
-    assert granted(frozen, TEN[before]) == 0
 
 
 @pytest.mark.parametrize("change", ["set_rate", "reset", "code"])
 @pytest.mark.parametrize("method", [kind for kind in KINDS if kind != "warm_up"])
-def test_a_bucket_gives_back_only_what_it_has_lent(frozen: Limiter, clock: Clock, method: str, change: str) -> None:
+def test_settle_returns_no_permits_that_the_bucket_did_not_lend(
+    frozen: Limiter, clock: Clock, method: str, change: str
+) -> None:
     """It was full before the change, or was emptied by hand: what A took is not in it."""
     wanted = TEN[method]
     a = frozen.acquire(wanted, cost=wanted.size)
@@ -257,40 +132,7 @@ def test_a_bucket_gives_back_only_what_it_has_lent(frozen: Limiter, clock: Clock
     assert granted(frozen, wanted) == 0
 
 
-@pytest.mark.parametrize("rate", ["10/h", "3/s", "11/s", "100/s"])
-def test_half_of_what_was_taken_had_come_back_when_the_rate_changed(frozen: Limiter, clock: Clock, rate: str) -> None:
-    wanted = TEN["token_bucket"]
-    a = frozen.acquire(wanted, cost=10)
-    clock.advance(0.5)
-    frozen.acquire(wanted, cost=5)
-    frozen.set_rate("api", limit(rate, burst=10))
-    assert wait(frozen, wanted) > 0
-    assert frozen.settle(a, 0)
-    assert granted(frozen, wanted) in (
-        (5,) if rate in ("10/h", "100/s") else (4, 5)
-    )  # a fraction of a microsecond is missing
-
-
-@pytest.mark.parametrize("after", KINDS)
-@pytest.mark.parametrize("verb", ["settle", "cancel"])
-@pytest.mark.parametrize("before", KINDS)
-def test_a_correction_may_be_the_first_to_come_after_a_change_of_algorithm(
-    frozen: Limiter, clock: Clock, store: redis.Redis, before: str, after: str, verb: str
-) -> None:
-    wanted = TEN[before]
-    taken = frozen.reserve(wanted, id="r", horizon=0.0)
-    frozen.set_rate("api", TEN[after])
-    assert (
-        frozen.settle(taken, 1 if before == "leaky_bucket" else 3)
-        if verb == "settle"
-        else frozen.cancel(wanted, id="r")
-    )
-    assert frozen.peek(wanted).remaining >= 0
-    clock.advance(30)
-    assert frozen.acquire(wanted).allowed
-
-
-def test_a_correction_that_fails_is_not_remembered(frozen: Limiter, store: redis.Redis) -> None:
+def test_failed_settle_can_be_repeated(frozen: Limiter, store: redis.Redis) -> None:
     wanted = limit("10/s", "sliding_log")
     taken = frozen.acquire(wanted, cost=10)
     key = next(iter(store.scan_iter("ratelimit:*:state")))
@@ -304,10 +146,28 @@ def test_a_correction_that_fails_is_not_remembered(frozen: Limiter, store: redis
     assert granted(frozen, wanted) == 10
 
 
+@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", KINDS)
+def test_settle_after_a_change_returns_no_permit_that_had_returned_before(
+    frozen: Limiter, clock: Clock, before: str, after: str
+) -> None:
+    """A takes all, five seconds later C does, the rate is lowered, and A turns out to have cost nothing."""
+    a = frozen.acquire(TEN[before], cost=TEN[before].size)
+    frozen.reserve(TEN[before], id="r", horizon=60)
+    clock.advance(10)
+    assert frozen.acquire(TEN[before], cost=TEN[before].size).allowed
+    frozen.set_rate("api", SLOW[after])
+    left = granted(frozen, TEN[before])
+    assert left <= max(0, SLOW[after].size - TEN[before].size)
+    assert frozen.settle(a, 0)
+    frozen.cancel(TEN[before], id="r")
+    assert granted(frozen, TEN[before]) == 0
+
+
 # -- The sliding log ---------------------------------------------------------------------------------------------------
 
 
-def test_calls_of_one_microsecond_are_given_back_whole(frozen: Limiter) -> None:
+def test_settle_returns_every_permit_of_a_large_log_entry(frozen: Limiter) -> None:
     wanted = limit("100000/h", "sliding_log")
     big = frozen.acquire(wanted, cost=99_000)
     frozen.acquire(wanted, cost=10)
@@ -315,7 +175,7 @@ def test_calls_of_one_microsecond_are_given_back_whole(frozen: Limiter) -> None:
     assert frozen.peek(wanted).remaining == 99_990
 
 
-def test_a_call_is_found_in_a_long_log_by_halves(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_settle_finds_a_log_entry_by_binary_search(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     wanted = limit("20000/h", "sliding_log")
     calls = []
     for number in range(1000):
@@ -349,7 +209,7 @@ HUGE = [
 
 
 @pytest.mark.parametrize("wanted", HUGE, ids=repr)
-def test_a_bucket_that_is_overdrawn_beyond_all_numbers_goes_on(frozen: Limiter, clock: Clock, wanted: Limit) -> None:
+def test_hugely_overdrawn_bucket_still_answers(frozen: Limiter, clock: Clock, wanted: Limit) -> None:
     assert frozen.settle(frozen.acquire(wanted), 10**9 - 1)
     for _ in range(3):
         for refused in (frozen.peek(wanted), frozen.acquire(wanted)):
@@ -363,7 +223,7 @@ def test_a_bucket_that_is_overdrawn_beyond_all_numbers_goes_on(frozen: Limiter, 
 
 @pytest.mark.parametrize("after", KINDS)
 @pytest.mark.parametrize("before", KINDS)
-def test_a_deep_bucket_under_a_slow_rate_goes_on(frozen: Limiter, clock: Clock, before: str, after: str) -> None:
+def test_deep_bucket_under_a_slow_rate_still_answers(frozen: Limiter, clock: Clock, before: str, after: str) -> None:
     many = {
         "token_bucket": limit("1000000/s", burst=10**9 - 1),
         "leaky_bucket": limit("1000000/s", "leaky_bucket"),
@@ -396,7 +256,7 @@ def test_a_deep_bucket_under_a_slow_rate_goes_on(frozen: Limiter, clock: Clock, 
     assert frozen.acquire(wanted).allowed
 
 
-def test_a_state_that_nobody_can_read_is_none(frozen: Limiter, store: redis.Redis) -> None:
+def test_unreadable_state_counts_as_no_state(frozen: Limiter, store: redis.Redis) -> None:
     for method, wanted in TEN.items():
         if method == "sliding_log":
             continue
@@ -417,7 +277,7 @@ def test_a_state_that_nobody_can_read_is_none(frozen: Limiter, store: redis.Redi
 
 
 @pytest.mark.parametrize("method", KINDS)
-def test_by_the_servers_clock_no_key_expires_before_its_bucket_is_full(
+def test_keys_live_until_the_bucket_is_full_by_the_server_clock(
     limiter: Limiter, store: redis.Redis, method: str
 ) -> None:
     wanted = TEN[method]
@@ -434,7 +294,7 @@ def test_by_the_servers_clock_no_key_expires_before_its_bucket_is_full(
 
 @pytest.mark.parametrize("before", KINDS)
 @pytest.mark.parametrize("after", KINDS)
-def test_changed_code_counts_from_its_first_decision_and_not_from_a_look(
+def test_changed_code_takes_effect_at_a_decision_and_not_at_a_peek(
     frozen: Limiter, clock: Clock, store: redis.Redis, before: str, after: str
 ) -> None:
     while frozen.acquire(SLOW[before], max_wait=0).allowed:
@@ -451,9 +311,7 @@ def test_changed_code_counts_from_its_first_decision_and_not_from_a_look(
     assert (told.allowed, told.reset_after) == (True, 0)
 
 
-def test_who_had_a_slot_has_it_later_though_nobody_asked_until_it_would_have_passed(
-    frozen: Limiter, clock: Clock
-) -> None:
+def test_slot_before_a_lower_rate_keeps_its_place_in_line(frozen: Limiter, clock: Clock) -> None:
     fast, slow = limit("10/s"), limit("1/s")
     ask = frozen._asker.ask
     assert ask((LimitRequest(fast, "api"),)).allowed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer
 
 from .change import judge
 from .counted import Numbers
@@ -23,13 +21,6 @@ VERBS = ("acquire",) * 6 + ("peek", "reserve", "reserve", "cancel", "cancel", "s
 #: Asked together with the limit that changes: permits lie ahead for its sake.
 SLOW = Limit("1/s", name="slow")
 STATE = "ratelimit:v1:{x}::state"
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 @st.composite
@@ -82,7 +73,7 @@ USUAL = (*zip(KINDS, (*KINDS[1:], KINDS[0]), strict=True), ("sliding_log", "slid
 )
 @given(data=st.data())
 @settings(max_examples=12)
-def test_law_1_from_a_change_on(world: MixedWorld, before: str, after: str, data: st.DataObject) -> None:
+def test_law_1_holds_from_a_change_on(world: MixedWorld, before: str, after: str, data: st.DataObject) -> None:
     old, new = data.draw(limits("x", [before])), data.draw(limits("x", [after]))
     if before != "leaky_bucket" and after != "leaky_bucket":
         old, new = replace_debt(old), replace_debt(new)

@@ -1,9 +1,9 @@
-"""Of tasks that are the same one waits: which it is, where it stands, and what becomes of the others."""
+"""Of duplicate tasks one waits: which one, at which place, and what becomes of the others."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import pytest
 import redis
@@ -14,20 +14,13 @@ from celery_ratelimit import Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked, read_parcel
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 from tests.parks import answer, packed
 
-from .frozen import FROZEN_STORE, demand
+from .frozen import demand
 
 BUCKET = ("api", "")
 SECOND = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
 def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 0, leaves: int = 0) -> ToPark:
@@ -42,7 +35,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
 
 
 def close(parking: Backlog) -> None:
-    """Nobody has a slot for long."""
+    """Use up the limit for a day."""
     parking._limiter._asker.ask([demand("1/d", name="api")])
 
 
@@ -56,7 +49,7 @@ def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:
 
 
 def ended(left: list[Parked]) -> dict[str, str]:
-    """Those that end, and in whose favour."""
+    """The tasks that end, and their survivors."""
     return {each.id: each.survivor for each in left if each.survivor}
 
 
@@ -64,7 +57,7 @@ def waiting(parking: Backlog) -> list[str]:
     return [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
 
 
-def test_the_newest_takes_the_place_of_the_one_before(parking: Backlog, clock: Clock) -> None:
+def test_newest_duplicate_takes_the_place_of_the_older_one(parking: Backlog, clock: Clock) -> None:
     close(parking)
     assert park(parking, to_park("a", "n1")) == [0]
     since = parking.contents.lot(BUCKET, 0, -1).tasks[0].since
@@ -78,7 +71,7 @@ def test_the_newest_takes_the_place_of_the_one_before(parking: Backlog, clock: C
     assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == since
 
 
-def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Backlog, clock: Clock) -> None:
+def test_stream_of_duplicates_keeps_the_first_place(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("first", "n1"), to_park("other", "n2"))
     for number in range(50):
@@ -88,7 +81,7 @@ def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Backlog,
     assert waiting(parking) == ["49", "other"]
 
 
-def test_of_the_oldest_the_newcomer_ends(parking: Backlog, clock: Clock) -> None:
+def test_with_keep_oldest_the_newer_duplicate_ends(parking: Backlog, clock: Clock) -> None:
     close(parking)
     assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
         0,
@@ -100,7 +93,7 @@ def test_of_the_oldest_the_newcomer_ends(parking: Backlog, clock: Clock) -> None
 
 
 @pytest.mark.parametrize("which", ["n", "o"])
-def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, clock: Clock, which: str) -> None:
+def test_task_parked_again_counts_as_the_older_duplicate(parking: Backlog, clock: Clock, which: str) -> None:
     close(parking)
     park(parking, to_park("a", f"{which}1"))
     clock.advance(1)
@@ -119,7 +112,7 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, c
         assert waiting(parking) == ["a"]
 
 
-def test_who_finds_too_many_ahead_ends_nobody(parking: Backlog, clock: Clock) -> None:
+def test_refused_park_in_a_full_backlog_replaces_no_task(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("x", ""), to_park("a", "n1"), to_park("y", ""))
     assert park(parking, to_park("b", "n1"), most=1) == [ParkResult("full", 1)]
@@ -131,7 +124,7 @@ def test_who_finds_too_many_ahead_ends_nobody(parking: Backlog, clock: Clock) ->
     assert park(parking, to_park("d", "n2")) == [3], "the one before was not noted"
 
 
-def test_it_has_its_own_importance(parking: Backlog, clock: Clock) -> None:
+def test_duplicate_keeps_its_own_priority(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("a", "n1", 9), to_park("b", "", 3))
     clock.advance(1)
@@ -144,7 +137,7 @@ def test_it_has_its_own_importance(parking: Backlog, clock: Clock) -> None:
     assert waiting(parking) == ["e", "b"]
 
 
-def test_others_with_that_id_wait_on_and_once_is_enough(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_redelivered_duplicate_is_parked_once(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     """A worker was killed when it had parked, and before it had acknowledged: the message comes once more."""
     close(parking)
     for ahead in range(2):
@@ -157,7 +150,7 @@ def test_others_with_that_id_wait_on_and_once_is_enough(parking: Backlog, store:
     assert waiting(parking) == ["b"]
 
 
-def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, clock: Clock) -> None:
+def test_replaced_task_leaves_again_until_published(parking: Backlog, clock: Clock) -> None:
     """The worker that was to publish it was killed."""
     close(parking)
     park(parking, to_park("a", "n1"))
@@ -173,7 +166,7 @@ def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, 
     assert leave(parking) == []
 
 
-def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
+def test_suspended_duplicate_is_replaced(parking: Backlog, clock: Clock) -> None:
     close(parking)
     parking._limiter.reset(demand("1/d", name="api").limit, force=True)
     absent = frozenset({"celery"})
@@ -184,7 +177,7 @@ def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
     assert waiting(parking) == ["b@celery"]
 
 
-def test_an_index_that_names_another_task_ends_no_task(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_wrong_index_entry_replaces_no_task(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("old", ""))
     park(parking, to_park("a", "n1"))
@@ -197,23 +190,13 @@ def test_an_index_that_names_another_task_ends_no_task(parking: Backlog, store: 
     assert leave(parking) == [], "what does not say that it is the same waits"
 
 
-def test_an_id_of_any_text(parking: Backlog, clock: Clock) -> None:
+def test_duplicate_ids_may_be_any_text(parking: Backlog, clock: Clock) -> None:
     close(parking)
     for id in ("a-1@celery", 'x"y\\z@celery', "é@celery"):
         park(parking, to_park(id, "n1"))
     left = leave(parking)
     assert set(ended(left)) == {"a-1@celery", 'x"y\\z@celery'}
     assert all(read_parcel(each) for each in left), "it can be read"
-
-
-def test_nothing_is_left_of_it(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
-    park(parking, to_park("a", "n1"), to_park("b", "n1"), to_park("c", "n2"))
-    assert store.hgetall("ratelimit:v1:{api}::unique@fleet") == {"1": "b", "2": "c"}
-    for _ in range(3):
-        parking._limiter.reset(demand("1/d", name="api").limit, force=True)
-        parking.published({BUCKET: leave(parking)})
-    assert waiting(parking) == []
-    assert not store.exists("ratelimit:v1:{api}::unique@fleet")
 
 
 @st.composite
@@ -229,10 +212,10 @@ def traces(draw: st.DrawFn) -> list[tuple[str, str, int]]:
 
 @given(trace=traces())
 @settings(max_examples=150)
-def test_one_of_each_waits_and_nobody_is_lost(
-    world: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
+def test_random_duplicates_keep_one_of_each_and_lose_none(
+    store_and_limiter: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
 ) -> None:
-    store, limiter = world
+    store, limiter = store_and_limiter
     store.flushall()
     store.set("test:clock", START)
     parking = Backlog(limiter, "fleet", 3600)
@@ -269,9 +252,7 @@ def test_one_of_each_waits_and_nobody_is_lost(
 
 
 @pytest.mark.parametrize("how", ["released", "handed back"])
-def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_waits(
-    parking: Backlog, clock: Clock, how: str
-) -> None:
+def test_replaced_suspended_task_taken_out_names_its_survivor(parking: Backlog, clock: Clock, how: str) -> None:
     close(parking)
     park(parking, to_park("a@absent", "n1"))
     leave(parking, frozenset({"absent"}))

@@ -1,4 +1,4 @@
-"""What a call really cost: several limits settled at once."""
+"""The real costs of a call settle several limits at once."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_several_limits_are_settled_in_one_round_trip(frozen: Limiter, store: re
     assert (frozen.available(TOKENS), frozen.available(REQUESTS)) == (100, 9)
 
 
-def test_limits_that_are_not_named_keep_their_cost(frozen: Limiter) -> None:
+def test_settle_keeps_the_cost_of_limits_that_it_does_not_name(frozen: Limiter) -> None:
     decision = frozen.acquire([TOKENS, REQUESTS], cost=5)
     assert frozen.settle(decision, {"tokens": 3})
     assert (frozen.available(TOKENS), frozen.available(REQUESTS)) == (997, 5)
 
 
-def test_a_wrong_name_settles_nothing(frozen: Limiter) -> None:
+def test_settle_of_an_unknown_limit_changes_nothing(frozen: Limiter) -> None:
     decision = frozen.acquire([TOKENS, REQUESTS], cost=5)
     with pytest.raises(ConfigurationError, match=r"no limit 'token' in this decision \(limits: tokens, requests\)"):
         frozen.settle(decision, {"token": 3, "requests": 0})

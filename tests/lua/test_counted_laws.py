@@ -58,7 +58,7 @@ def check(world: Asked, trace: list[Act], waited_for: bool = False) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=50)
-def test_law_1_even_when_the_clock_steps_back(world: Asked, kind: str, data: st.DataObject) -> None:
+def test_law_1_holds_when_the_clock_steps_back(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)))
 
 
@@ -73,9 +73,7 @@ def test_law_1_by_the_clock_itself_where_it_steps_back_a_little(world: Asked, ki
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=50)
-def test_law_1_never_over_in_any_window_also_after_cancels_and_settles(
-    world: Asked, kind: str, data: st.DataObject
-) -> None:
+def test_law_1_holds_with_cancels_and_settles(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind], verbs=ALL, overdraw=False)))
 
 
@@ -83,18 +81,14 @@ def test_law_1_never_over_in_any_window_also_after_cancels_and_settles(
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=70)
-def test_law_1_never_over_in_any_window_where_permits_are_taken_far_ahead(
-    world: Asked, kind: str, data: st.DataObject
-) -> None:
+def test_law_1_holds_for_permits_taken_far_ahead(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind, kind, "token_bucket"], verbs=ALL, overdraw=False, ahead=True)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=50)
-def test_law_1_at_every_grant_when_calls_have_used_more_than_they_took(
-    world: Asked, kind: str, data: st.DataObject
-) -> None:
+def test_law_1_holds_at_every_grant_after_overdrafts(world: Asked, kind: str, data: st.DataObject) -> None:
     def at_a_grant(demand: LimitRequest, grant: Start, before: list[Start]) -> None:
         check_windows_up_to(grant, before, demand)
 
@@ -161,9 +155,7 @@ def run_backlog(
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", BACKLOGS)
-def test_laws_2_and_3_a_backlog_uses_what_the_law_allows_and_comes_back_once(
-    world: Asked, name: str, late: bool
-) -> None:
+def test_laws_2_and_3_backlog_uses_the_rate_and_asks_about_once(world: Asked, name: str, late: bool) -> None:
     """``late``: by a timer's jitter of half an interval, where each may be held for two."""
     wanted = LimitRequest(BACKLOGS[name][0], "api")
     numbers = Numbers.of(wanted)
@@ -184,7 +176,7 @@ def test_laws_2_and_3_a_backlog_uses_what_the_law_allows_and_comes_back_once(
     ],
     ids=str,
 )
-def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(world: Asked, wanted: Limit) -> None:
+def test_law_2_backlog_on_a_sliding_window_is_as_fast_as_a_greedy_caller(world: Asked, wanted: Limit) -> None:
     """How fast that is follows from the estimate: no closed form."""
     demand = LimitRequest(wanted, "api")
     starts, _ = run_backlog(world, demand, 200, 0, 0)
@@ -198,7 +190,7 @@ def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(wor
     assert took <= (world.model.now - START) / 0.99
 
 
-# Calls, not messages: a worker holds who comes up to a second early, so that a backlog on a fleet is sent back once
+# Calls, not messages: a worker holds tasks that come up to a second early, so a fleet sends a backlog back once
 # (tests/fleet/test_algorithms.py).
 @pytest.mark.xfail(strict=True, reason="these slots are estimates, and a little early: callers ask more than once")
 @pytest.mark.parametrize(
@@ -210,16 +202,14 @@ def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(wor
     ],
     ids=str,
 )
-def test_law_3_where_slots_are_estimates(world: Asked, wanted: Limit, number: int) -> None:
+def test_law_3_for_estimated_slots(world: Asked, wanted: Limit, number: int) -> None:
     assert run_backlog(world, LimitRequest(wanted, "api"), number, 0, 0)[1] <= 2.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=50)
-def test_law_7_whoever_waits_as_told_gets_in_where_nobody_waits_ahead(
-    world: Asked, kind: str, data: st.DataObject
-) -> None:
+def test_law_7_caller_that_waits_as_told_is_granted(world: Asked, kind: str, data: st.DataObject) -> None:
     trace = data.draw(acts(only=[kind, kind, "token_bucket"], back=True, verbs=(*CALLS, "reserve", "cancel", "settle")))
     play = Play(world)
     for act in trace:
@@ -240,7 +230,7 @@ def test_law_7_whoever_waits_as_told_gets_in_where_nobody_waits_ahead(
 @pytest.mark.parametrize("kind", ["leaky_bucket", "token_bucket", "fixed_window", "sliding_log", "stepped_bucket"])
 @given(data=st.data())
 @settings(max_examples=60)
-def test_law_7_everyone_in_line_gets_in_at_its_slot(world: Asked, kind: str, data: st.DataObject) -> None:
+def test_law_7_every_waiting_request_is_granted_at_its_slot(world: Asked, kind: str, data: st.DataObject) -> None:
     """Not so under an estimate, nor where a step brings more than the bucket can hold."""
     wanted = [LimitRequest(data.draw(limits("api", [kind])), "api")]
     numbers = Numbers.of(wanted[0])
@@ -259,9 +249,7 @@ def test_law_7_everyone_in_line_gets_in_at_its_slot(world: Asked, kind: str, dat
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_law_9_every_key_expires_and_none_before_its_time(
-    store_world: MixedWorld, kind: str, data: st.DataObject
-) -> None:
+def test_law_9_every_key_expires_and_none_too_early(store_world: MixedWorld, kind: str, data: st.DataObject) -> None:
     world = store_world
     play = Play(world)
     for act in data.draw(acts(only=[kind], back=True)):
@@ -291,7 +279,7 @@ def test_law_9_every_key_expires_and_none_before_its_time(
     ],
     ids=str,
 )
-def test_law_8_what_can_never_be_granted_is_an_error_and_not_a_wait(
+def test_law_8_impossible_cost_raises_and_takes_nothing(
     frozen: Limiter, store: redis.Redis, impossible: Limit, most: int
 ) -> None:
     for ask in (frozen.acquire, frozen.peek):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -11,16 +10,8 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 def follow(world: MixedWorld, trace: list[Act]) -> None:
@@ -33,31 +24,27 @@ def follow(world: MixedWorld, trace: list[Act]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=120)
-def test_the_lua_agrees_with_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
+def test_lua_matches_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind])))
 
 
 @given(trace=acts())
 @settings(max_examples=400)
-def test_the_lua_agrees_with_the_model_on_limits_of_several_algorithms(world: MixedWorld, trace: list[Act]) -> None:
+def test_several_algorithms_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=80)
-def test_the_lua_agrees_with_the_model_on_a_clock_that_steps_back(
-    world: MixedWorld, kind: str, data: st.DataObject
-) -> None:
+def test_clock_steps_back_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind], back=True)))
 
 
 @pytest.mark.slow
 @given(trace=acts(back=True))
 @settings(max_examples=300)
-def test_the_lua_agrees_with_the_model_on_several_algorithms_and_a_clock_that_steps_back(
-    world: MixedWorld, trace: list[Act]
-) -> None:
+def test_several_algorithms_and_clock_steps_back_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
@@ -65,9 +52,7 @@ def test_the_lua_agrees_with_the_model_on_several_algorithms_and_a_clock_that_st
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=80)
-def test_the_lua_agrees_with_the_model_on_permits_taken_far_ahead(
-    world: MixedWorld, kind: str, data: st.DataObject
-) -> None:
+def test_permits_taken_far_ahead_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind, kind, "token_bucket"], ahead=True)))
 
 
@@ -102,7 +87,7 @@ def odd_demands(draw: st.DrawFn) -> LimitRequest:
     wanted=odd_demands(), pauses=st.lists(st.integers(0, 10**14) | st.none() | st.just(1), max_size=8), data=st.data()
 )
 @settings(max_examples=200)
-def test_the_lua_agrees_with_the_model_at_the_edge_of_exact_numbers(
+def test_largest_exact_numbers_match_the_model(
     world: MixedWorld, wanted: LimitRequest, pauses: list[int | None], data: st.DataObject
 ) -> None:
     world.begin()

@@ -1,4 +1,4 @@
-"""What was decided is added up in the store: by the second, by the minute, in all; and it stays small."""
+"""Decisions are counted in the store by second, by minute and in total, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stats(limiter: Limiter, name: str = "api") -> Stats:
     return limiter.stats(name, force=True)[name]
 
 
-def test_what_two_processes_tell_is_added_up(frozen: Limiter, clock: Clock) -> None:
+def test_reports_of_two_processes_are_added(frozen: Limiter, clock: Clock) -> None:
     ours, theirs = Tally(), Tally()
     ours.started("acquired", [("api", "", 3)], 0.0, ("tpay", "qmoney"))
     ours.started("waited", [("api", "", 1), ("tenant", "t:7", 2)], 0.7, ("tpay", "qmoney"))
@@ -56,9 +56,7 @@ def test_what_two_processes_tell_is_added_up(frozen: Limiter, clock: Clock) -> N
     assert (tenant.permits, tenant.seconds, tenant.users) == (2, (), ())
 
 
-def test_seconds_and_minutes_are_kept_for_so_long_and_a_step_back_goes_to_the_last(
-    frozen: Limiter, clock: Clock
-) -> None:
+def test_seconds_and_minutes_expire_and_clock_steps_back_count_in_the_last(frozen: Limiter, clock: Clock) -> None:
     tally, began = Tally(), clock.us
     for _ in range(200):
         tally.started("acquired", [("api", "", 1)], 0.0)
@@ -78,7 +76,7 @@ def test_seconds_and_minutes_are_kept_for_so_long_and_a_step_back_goes_to_the_la
     assert stats(frozen).seconds[-1] == Moment(began / 1e6 + 199, 2, 8)
 
 
-def test_what_was_not_every_second_says_when_it_was(frozen: Limiter, clock: Clock) -> None:
+def test_sparse_reports_keep_their_times(frozen: Limiter, clock: Clock) -> None:
     tally, at = Tally(), []
     for pause in (0, 1, 3, 0, 70, 1, 200):
         clock.advance(pause)
@@ -90,7 +88,7 @@ def test_what_was_not_every_second_says_when_it_was(frozen: Limiter, clock: Cloc
     assert [each.at for each in said.minutes] == sorted({each // 60 * 60 for each in at})
 
 
-def test_who_has_used_it_long_ago_counts_less_and_who_uses_it_most_stays(frozen: Limiter, clock: Clock) -> None:
+def test_heaviest_keys_stay_and_old_use_fades(frozen: Limiter, clock: Clock) -> None:
     tally = Tally()
     tally.started("acquired", [("api", "old", 64)], 0.0)
     tell(frozen, tally)
@@ -110,9 +108,7 @@ def used(limiter: Limiter, *asked: tuple[str, float]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_used_lately_is_that_of_whole_seconds_and_of_parts_of_minutes(
-    frozen: Limiter, clock: Clock, seed: int
-) -> None:
+def test_recent_usage_adds_seconds_and_parts_of_minutes(frozen: Limiter, clock: Clock, seed: int) -> None:
     random_ = random.Random(seed)
     tally, told = Tally(), list[tuple[int, int]]()  # the second, and its permits
     clock.advance(random_.uniform(0, 60))
@@ -138,11 +134,11 @@ def test_what_was_used_lately_is_that_of_whole_seconds_and_of_parts_of_minutes(
         *exact[:2],
         *[int(of_minutes(each) + 0.5) for each in asked[2:]],
     ]
-    assert used(frozen, ("nobody", 60.0), ("api", 60.0), ("nobody", 3600.0)) == [0, exact[0], 0]
+    assert used(frozen, ("unused", 60.0), ("api", 60.0), ("unused", 3600.0)) == [0, exact[0], 0]
     assert used(frozen, ("api", 60.0)) == [stats(frozen).used(60)]
 
 
-def test_what_was_used_of_many_limits_is_asked_in_steps(limiter: Limiter, store: redis.Redis) -> None:
+def test_usage_of_many_limits_is_read_in_steps(limiter: Limiter, store: redis.Redis) -> None:
     tally = Tally()
     for number in range(300):
         tally.started("acquired", [(f"limit {number}", "", number + 1)], 0.0)
@@ -155,7 +151,7 @@ def test_what_was_used_of_many_limits_is_asked_in_steps(limiter: Limiter, store:
     assert 50 <= sum(calls.get(f"cmdstat_{verb}", {}).get("calls", 0) for verb in ("evalsha", "eval")) <= 160
 
 
-def test_a_day_of_a_busy_limit_takes_less_than_64_kb(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
+def test_day_of_a_busy_limit_takes_less_than_64_kb(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
     """1,000 a second that cost 50 each, half of them parked before, of 100 keys with long names."""
     keys = count_keys(frozen.prefix, "api")
     stamp = clock.us // 60_000_000
@@ -173,7 +169,7 @@ def test_a_day_of_a_busy_limit_takes_less_than_64_kb(frozen: Limiter, store: red
     assert sum(sizes) <= 64 * 1024, sizes
 
 
-def test_each_expires(limiter: Limiter, store: redis.Redis) -> None:
+def test_every_count_expires(limiter: Limiter, store: redis.Redis) -> None:
     tally = Tally()
     tally.started("acquired", [("api", "k", 1)], 0.0)
     tell(limiter, tally)
@@ -181,13 +177,13 @@ def test_each_expires(limiter: Limiter, store: redis.Redis) -> None:
     assert left == pytest.approx([30 * 86400, 240, 90000, 7200], abs=60)
 
 
-def test_a_limit_that_nobody_knows_is_an_error(limiter: Limiter) -> None:
+def test_stats_of_an_unknown_limit_raise(limiter: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="apl"):
         limiter.stats("apl")
     assert limiter.stats("apl", force=True)["apl"].permits == 0
 
 
-def test_a_process_keeps_no_more_than_so_much() -> None:
+def test_process_buffers_a_bounded_number_of_counts() -> None:
     tally = Tally()
     for index in range(3000):
         tally.started("acquired", [("api", f"key {index}", 1), (f"limit {index}", "", 1)], 0.0)
@@ -198,7 +194,7 @@ def test_a_process_keeps_no_more_than_so_much() -> None:
     assert parts["api"].numbers["permits"] == 3000
 
 
-def test_what_is_much_is_told_by_several_scripts(limiter: Limiter, store: redis.Redis) -> None:
+def test_large_reports_are_split_into_several_scripts(limiter: Limiter, store: redis.Redis) -> None:
     tally = Tally()
     for name in [f"limit {number}" for number in range(10)]:
         for key in range(150):

@@ -1,4 +1,4 @@
-"""When a task of a lot that is shared has its turn: by the turns of all shares, whoever came first."""
+"""The position of a task in a backlog of shares follows the turns of all shares, not arrival."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def turn(parking: Backlog, id: str, asked: LimitRequest) -> tuple[int, float] | 
     return None if found.weight is None else (found.before, found.weight)
 
 
-def test_one_of_a_small_share_is_soon_behind_a_backlog(parking: Backlog) -> None:
+def test_task_of_a_small_share_has_a_near_position(parking: Backlog) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(1000)])
     park(parking, *[to_park("small", f"s{number}") for number in range(3)])
     assert turn(parking, "s1", limit()) == (2, 1.0), "one of its own, and as many of the other share"
     assert turn(parking, "b999", limit()) == (1002, 1.0), "all others"
     assert turn(parking, "s1", limit(weights={"small": 0})) == (0, 0.0), "it has none"
-    assert turn(parking, "nobody", limit()) is None
+    assert turn(parking, "unknown", limit()) is None
 
 
-def test_weights_that_are_stored_count(frozen: Limiter, parking: Backlog) -> None:
+def test_position_uses_stored_weights(frozen: Limiter, parking: Backlog) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for share in "ab" for number in range(50)])
     frozen.set_weight(limit().limit, "a", 4)
     parking.take_due([limit("1/d")])
@@ -41,9 +41,7 @@ def test_weights_that_are_stored_count(frozen: Limiter, parking: Backlog) -> Non
 
 
 @pytest.mark.parametrize("shares", [7, 100])
-def test_the_order_in_which_they_leave_is_about_the_one_that_was_told(
-    parking: Backlog, clock: Clock, shares: int
-) -> None:
+def test_forecast_order_matches_the_real_order(parking: Backlog, clock: Clock, shares: int) -> None:
     """While each share has tasks."""
     messages = [
         to_park(f"t{number % shares}", f"{number}@q", weight=WEIGHTS.get(f"t{number % shares}", 1.0))
@@ -64,7 +62,7 @@ def test_the_order_in_which_they_leave_is_about_the_one_that_was_told(
         assert abs(forecast[0] - order.index(id)) <= order.index(id) / 4 + 2 * shares
 
 
-def test_a_message_that_says_a_share_and_is_in_no_index_has_no_turn(parking: Backlog, store: redis.Redis) -> None:
+def test_message_of_a_share_outside_the_index_has_no_position(parking: Backlog, store: redis.Redis) -> None:
     park(parking, to_park("a", "a0@q"))
     store.delete("ratelimit:v1:{api}::shares@fleet")
     assert turn(parking, "a0@q", limit()) is None

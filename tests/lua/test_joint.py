@@ -1,4 +1,4 @@
-"""Requests of several limits among others: what limits have in common is used, and nobody starves (laws 2 and 11)."""
+"""Requests of several limits among others: common limits are used, and no request starves (laws 2 and 11)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def never_over(groups: list[Group]) -> None:
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_ten_tenants_use_all_of_a_common_limit(frozen: Limiter, clock: Clock, late: int) -> None:
+def test_ten_tenants_use_the_whole_common_limit(frozen: Limiter, clock: Clock, late: int) -> None:
     stripe = limit("100/s", "stripe")
     groups = [Group((limit("15/s", f"tenant{n}"), stripe), 20) for n in range(10)]
     asked = play(frozen, clock, groups, SECONDS, late=late)
@@ -55,7 +55,7 @@ def test_ten_tenants_use_all_of_a_common_limit(frozen: Limiter, clock: Clock, la
 
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("callers", [20, 60])
-def test_two_groups_use_all_of_a_common_limit(frozen: Limiter, clock: Clock, callers: int, late: int) -> None:
+def test_two_groups_use_the_whole_common_limit(frozen: Limiter, clock: Clock, callers: int, late: int) -> None:
     stripe = limit("100/s", "stripe", burst=2)
     groups = [Group((limit("20/s", "web"), stripe), callers), Group((limit("80/s", "tasks"), stripe), callers)]
     play(frozen, clock, groups, SECONDS, late=late)
@@ -63,8 +63,8 @@ def test_two_groups_use_all_of_a_common_limit(frozen: Limiter, clock: Clock, cal
     assert used(groups, "stripe") >= 0.97
 
 
-def test_without_a_burst_the_laws_of_both_limits_leave_less(frozen: Limiter, clock: Clock) -> None:
-    """Nobody who is 10 ms from both fits between two tasks that are 12.5 ms apart: 88/s is the most that is left."""
+def test_without_a_burst_two_limits_leave_less(frozen: Limiter, clock: Clock) -> None:
+    """No task that is 10 ms from both fits between two tasks that are 12.5 ms apart: 88/s is the most that is left."""
     stripe = limit("100/s", "stripe")
     groups = [Group((limit("20/s", "web"), stripe), 20), Group((limit("80/s", "tasks"), stripe), 20)]
     play(frozen, clock, groups, SECONDS)
@@ -75,7 +75,7 @@ def test_without_a_burst_the_laws_of_both_limits_leave_less(frozen: Limiter, clo
 
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("horizon", [0.1, 1.0])
-def test_a_few_who_need_both_are_served_among_many_who_need_one(
+def test_requests_of_both_limits_are_served_among_many_of_one(
     frozen: Limiter, clock: Clock, horizon: float, late: int
 ) -> None:
     a, b = limit("100/s", "a"), limit("100/s", "b")
@@ -90,10 +90,8 @@ def test_a_few_who_need_both_are_served_among_many_who_need_one(
 
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("seed", range(12))
-def test_whoever_waits_is_served_after_so_many_others_in_every_mixture(
-    frozen: Limiter, clock: Clock, seed: int, late: int
-) -> None:
-    """Nobody waits for longer than all who wait would take one after the other, whatever they ask, however often."""
+def test_every_waiting_request_is_served_within_a_bound(frozen: Limiter, clock: Clock, seed: int, late: int) -> None:
+    """No request waits longer than all waiting requests would take one after the other."""
     random = Random(seed)
     rates = ["10/s", "20/s", "33/s", "50/s", "100/s", "7/s"]
     kinds = ["token_bucket"] * 5 + ["leaky_bucket"]
@@ -118,7 +116,7 @@ def test_whoever_waits_is_served_after_so_many_others_in_every_mixture(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_tightest_limit_is_used_in_every_mixture(frozen: Limiter, clock: Clock, seed: int) -> None:
+def test_tightest_limit_is_used_in_every_mixture(frozen: Limiter, clock: Clock, seed: int) -> None:
     random = Random(seed)
     common = limit("100/s", "common", burst=2)
     rates = [random.choice([10, 20, 30, 50, 80]) for _ in range(random.randint(3, 6))]

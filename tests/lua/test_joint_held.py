@@ -152,7 +152,7 @@ MIXTURES = [
 @pytest.mark.parametrize("late", [0, 15_000])
 @pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
 @pytest.mark.parametrize("limits", MIXTURES, ids=names)
-def test_the_rate_is_used_by_tasks_that_run_for_a_while(
+def test_long_tasks_use_the_whole_rate(
     frozen: Limiter, clock: Clock, limits: list[Limit | Concurrency], parks: bool, late: int
 ) -> None:
     tasks = Tasks(frozen, limits, 60, parks)
@@ -163,7 +163,7 @@ def test_the_rate_is_used_by_tasks_that_run_for_a_while(
 
 @pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
 @pytest.mark.parametrize("algorithm", ["sliding_log", "sliding_window", "fixed_window"])
-def test_a_limit_beside_a_faster_rate_is_used(frozen: Limiter, clock: Clock, algorithm: str, parks: bool) -> None:
+def test_concurrency_beside_a_faster_rate_is_used(frozen: Limiter, clock: Clock, algorithm: str, parks: bool) -> None:
     tasks = Tasks(frozen, [RATE, Limit("40/s", algorithm=algorithm, name="tight"), PLACES], 60, parks)
     Line(clock, 15_000).play(tasks)
     assert tasks.rate() >= 0.97 * 40
@@ -172,7 +172,7 @@ def test_a_limit_beside_a_faster_rate_is_used(frozen: Limiter, clock: Clock, alg
 @pytest.mark.parametrize("late", [0, 15_000])
 @pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
 @pytest.mark.parametrize("common", [PLACES, LARGE], ids=lambda limit: limit.name)
-def test_tasks_that_wait_for_a_slower_rate_make_no_other_wait(
+def test_tasks_waiting_for_a_slower_rate_delay_no_others(
     frozen: Limiter, clock: Clock, common: Limit | Concurrency, parks: bool, late: int
 ) -> None:
     slow = Tasks(frozen, [SLOW, common], 60, parks)
@@ -186,7 +186,7 @@ def test_tasks_that_wait_for_a_slower_rate_make_no_other_wait(
 @pytest.mark.parametrize(
     "others", [[LOG], [PLACES], [LOG, PLACES]], ids=lambda limits: "+".join(limit.name for limit in limits)
 )
-def test_tasks_that_come_very_late_make_few_others_wait(
+def test_very_late_tasks_delay_few_others(
     frozen: Limiter, clock: Clock, others: list[Limit | Concurrency], parks: bool
 ) -> None:
     """One in five has no process at its turn. What it leaves, others use: not all that have a slot wait for it."""

@@ -17,9 +17,7 @@ def index(store: redis.Redis) -> dict[str, float]:
     return dict(store.zrange(INDEX, 0, -1, withscores=True))
 
 
-def test_the_keys_with_settings_of_their_own_are_listed_until_these_end(
-    frozen: Limiter, store: redis.Redis, clock: Clock
-) -> None:
+def test_keys_with_own_settings_are_listed_until_they_end(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
     limit = Limit("5/s", name="api", key="{tenant}")
     frozen.pause(limit, 60)
     frozen.set_rate(limit, "7/s")
@@ -40,7 +38,7 @@ def test_the_keys_with_settings_of_their_own_are_listed_until_these_end(
     assert not store.exists(INDEX)
 
 
-def test_an_end_that_is_set_later(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
+def test_later_end_keeps_the_key_listed(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
     limit = Limit("5/s", name="api", key="{tenant}")
     frozen.set_rate(limit, "9/s", key="8")
     frozen.expire_rate(limit, 30, key="8")

@@ -1,4 +1,4 @@
-"""`max_parked`: at most so many tasks are parked in a lot, counted by the script that parks them."""
+"""`max_parked` bounds the tasks of a backlog; the script that parks them counts."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def parked(parking: Backlog) -> list[str]:
     return [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
 
 
-def test_only_the_first_tasks_are_parked_in_each_lot(parking: Backlog) -> None:
+def test_only_max_parked_tasks_are_parked_per_backlog(parking: Backlog) -> None:
     assert park(parking, *map(to_park, "abcd")) == ["parked", "parked", "no_room", "no_room"]
     assert parking.park({BUCKET: [to_park("e")]}, only_behind=True)[BUCKET] == [ParkResult("no_room", 2)]
     assert park(parking, *map(to_park, "vwx"), bucket=OTHER) == ["parked", "parked", "no_room"]
     assert parked(parking) == ["a", "b"]
 
 
-def test_a_task_without_a_bound_or_with_a_larger_one_is_parked(parking: Backlog) -> None:
+def test_task_without_or_with_a_larger_bound_is_parked(parking: Backlog) -> None:
     park(parking, *map(to_park, "ab"))
     assert park(parking, to_park("c", None), to_park("d", 4), to_park("e", 4)) == ["parked", "parked", "no_room"]
 
 
-def test_a_repeated_call_finds_its_task_parked(parking: Backlog) -> None:
+def test_repeated_park_finds_its_task(parking: Backlog) -> None:
     park(parking, *map(to_park, "ab"))
     assert park(parking, to_park("a"), to_park("b")._replace(attempt=1), to_park("c")._replace(attempt=1)) == [
         *("parked", "parked", "no_room")
@@ -55,13 +55,13 @@ def test_a_repeated_call_finds_its_task_parked(parking: Backlog) -> None:
 
 
 @pytest.mark.parametrize("purge", [True, False])
-def test_a_task_that_is_released_or_deleted_makes_room(parking: Backlog, purge: bool) -> None:
+def test_released_or_deleted_task_makes_room(parking: Backlog, purge: bool) -> None:
     park(parking, *map(to_park, "ab"))
     assert parking.contents.remove(BUCKET, ["a"], purge=purge)[0] == 1
     assert park(parking, to_park("c"), to_park("d")) == ["parked", "no_room"]
 
 
-def test_a_task_that_has_expired_makes_room_when_it_has_left(parking: Backlog, clock: Clock) -> None:
+def test_expired_task_makes_room_when_it_leaves(parking: Backlog, clock: Clock) -> None:
     assert parking._limiter._asker.ask([SLOW]).allowed
     park(parking, to_park("a", expires=START / 1e6 + 1), to_park("b"))
     clock.advance(2)
@@ -71,7 +71,7 @@ def test_a_task_that_has_expired_makes_room_when_it_has_left(parking: Backlog, c
     assert park(parking, to_park("c"), to_park("d")) == ["parked", "no_room"]
 
 
-def test_a_task_that_was_parked_before_is_parked_again(parking: Backlog) -> None:
+def test_returned_task_is_parked_again_beyond_the_bound(parking: Backlog) -> None:
     """Its place was taken meanwhile. It counts: while it is there, no new task is parked."""
     park(parking, *map(to_park, "ab"))
     (returned,) = parking.contents.remove(BUCKET, ["a"], purge=False)[1]
@@ -83,7 +83,7 @@ def test_a_task_that_was_parked_before_is_parked_again(parking: Backlog) -> None
     assert park(parking, to_park("d")) == ["parked"]
 
 
-def test_tasks_that_are_set_aside_count(parking: Backlog) -> None:
+def test_suspended_tasks_count(parking: Backlog) -> None:
     assert parking._limiter._asker.ask([SLOW]).allowed
     park(parking, *[to_park(id)._replace(queue="q") for id in "ab"])
     parking.take_due([SLOW], absent=["q"])
@@ -91,7 +91,7 @@ def test_tasks_that_are_set_aside_count(parking: Backlog) -> None:
     assert park(parking, to_park("c")) == ["no_room"]
 
 
-def test_a_newest_task_takes_the_place_of_another_one(parking: Backlog) -> None:
+def test_newest_duplicate_needs_no_room(parking: Backlog) -> None:
     """A replaced task counts until it has left."""
     assert parking._limiter._asker.ask([SLOW]).allowed
     park(parking, to_park("a", unique="n1"), to_park("b", unique="n2"))
@@ -102,18 +102,18 @@ def test_a_newest_task_takes_the_place_of_another_one(parking: Backlog) -> None:
     assert park(parking, to_park("e", unique="n3")) == ["no_room"]
 
 
-def test_a_task_that_an_older_one_replaces_needs_no_room(parking: Backlog) -> None:
+def test_replaced_duplicate_needs_no_room(parking: Backlog) -> None:
     park(parking, to_park("a", unique="o1"), to_park("b"))
     assert park(parking, to_park("c", unique="o1"), to_park("d", unique="o2")) == ["replaced", "no_room"]
 
 
-def test_the_script_for_fair_limits_counts_all_shares(parking: Backlog) -> None:
+def test_bound_of_a_fair_limit_counts_all_shares(parking: Backlog) -> None:
     of_shares = [to_park(id)._replace(share=share) for id, share in zip("abc", ["x", "y", "z"], strict=True)]
     assert park(parking, *of_shares) == ["parked", "parked", "no_room"]
     assert parking.scripts.command("zrange", "ratelimit:v1:{api}:tenant%3A1:turns@fleet", 0, -1)[-2:] == [b"x", b"y"]
 
 
-def test_twenty_callers_at_once_park_no_task_too_many(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_concurrent_callers_never_exceed_the_bound(server: EmbeddedServer, store: redis.Redis) -> None:
     """The half of the callers has batches, and lots are emptied meanwhile."""
     most, rounds, together = 7, 30, threading.Barrier(CALLERS)
     seen: list[int] = []

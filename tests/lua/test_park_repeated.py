@@ -1,4 +1,4 @@
-"""The reply to a call that parks is lost: the call is repeated, and finds out what was done before."""
+"""A park call whose reply is lost is repeated, and finds out what the first attempt did."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog import tuning
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 from tests.parks import EMPTY, park_one
 
-from .frozen import FROZEN_STORE, expiries, us
-from .test_parking import API, BUCKET, let_out, message_of, publish
+from .backlog_steps import API, BUCKET, let_out, message_of, publish
+from .frozen import expiries, us
 
 
 def park(parking: Backlog, token: str, attempt: int = 0, *, copy: int = 1, **options: Any) -> int:
@@ -41,22 +40,13 @@ def acknowledge(parking: Backlog, token: str) -> None:
     parking.published()
 
 
-def test_a_call_that_was_never_made_is_made_by_its_repetition(parking: Backlog) -> None:
+def test_repeated_call_parks_when_the_first_was_lost(parking: Backlog) -> None:
     assert park(parking, "t", 1) == 0
     assert parked(parking) == [("a", 1)]
 
 
-def test_what_is_parked_is_parked_once(parking: Backlog) -> None:
-    assert park(parking, "t") == 0
-    assert park(parking, "t", 1) >= 0
-    assert park(parking, "t", 2) >= 0
-    assert parked(parking) == [("a", 1)]
-    run(parking)
-    assert let_out(parking) == []
-
-
 @pytest.mark.parametrize("published", [False, True])
-def test_a_task_that_was_returned_meanwhile_is_not_parked_again(parking: Backlog, published: bool) -> None:
+def test_repeated_park_of_a_returned_task_parks_nothing(parking: Backlog, published: bool) -> None:
     park(parking, "t")
     if published:
         run(parking)
@@ -71,7 +61,7 @@ def test_a_task_that_was_returned_meanwhile_is_not_parked_again(parking: Backlog
 
 
 @pytest.mark.parametrize("how", ["waits", "has left", "left twice"])
-def test_a_task_that_another_worker_has_parked_again_is_left_to_it(parking: Backlog, clock: Clock, how: str) -> None:
+def test_repeated_park_leaves_a_task_parked_by_another_worker(parking: Backlog, clock: Clock, how: str) -> None:
     park(parking, "t")
     run(parking)
     park(parking, "u", copy=2, since=START)
@@ -86,33 +76,15 @@ def test_a_task_that_another_worker_has_parked_again_is_left_to_it(parking: Back
     assert parked(parking) == before
 
 
-def test_a_task_that_was_returned_once_more_is_not_parked_again(parking: Backlog, clock: Clock) -> None:
-    """The worker that was to publish it was killed: another copy leaves."""
-    park(parking, "t")
-    let_out(parking)
-    clock.advance(10)
-    assert [each.copy for each in let_out(parking)] == [2]
-    assert park(parking, "t", 1) >= 0
-    assert parked(parking) == []
-
-
-def test_a_task_that_was_purged_stays_purged(parking: Backlog) -> None:
+def test_repeated_park_of_a_purged_task_parks_nothing(parking: Backlog) -> None:
     park(parking, "t")
     parking.contents.remove(BUCKET, ["a"], purge=True)
     assert park(parking, "t", 1) >= 0
     assert parked(parking) == []
 
 
-def test_a_call_that_comes_late_does_nothing(parking: Backlog) -> None:
-    assert park(parking, "t", 1) == 0
-    assert park(parking, "t") == EMPTY
-    acknowledge(parking, "t")
-    run(parking)
-    assert park(parking, "t") == EMPTY, "nor when the task has run"
-
-
 @pytest.mark.parametrize(("options", "said"), [({"only_behind": True}, EMPTY), ({"most": 0}, ParkResult("full"))])
-def test_a_call_that_comes_late_does_nothing_where_its_repetition_has_not_parked(
+def test_late_call_after_a_refused_repetition_parks_nothing(
     parking: Backlog, options: dict[str, Any], said: ParkResult
 ) -> None:
     """The worker was told so, and has started the task, or given it up."""
@@ -139,7 +111,7 @@ def test_another_message_of_the_same_id_is_parked(parking: Backlog) -> None:
     assert parked(parking) == [("a", 1)]
 
 
-def test_of_two_deliveries_one_is_parked_and_the_other_finds_it_gone(parking: Backlog) -> None:
+def test_second_delivery_finds_the_task_gone(parking: Backlog) -> None:
     """A message was delivered twice, both are to be parked, and the replies to both are lost."""
     assert park(parking, "t") == 0
     assert park(parking, "u") == 1
@@ -153,13 +125,13 @@ def test_of_two_deliveries_one_is_parked_and_the_other_finds_it_gone(parking: Ba
     assert parking.copies.arrive(BUCKET, {"a": 0}) == set()
 
 
-def test_it_is_remembered_for_as_long_as_a_call_may_be_late(parking: Backlog, store: redis.Redis) -> None:
+def test_attempts_are_remembered_while_calls_may_be_late(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "t", 1)
     (twice,) = store.keys("ratelimit:*:valid_copy@fleet")
     assert expiries(store)[twice] == START + us(7200 + tuning.REDELIVERY_LATE)
 
 
-def test_without_a_lost_reply_nothing_is_remembered(parking: Backlog, store: redis.Redis) -> None:
+def test_first_attempts_leave_no_memory(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "t")
     acknowledge(parking, "t")
     run(parking)
@@ -253,8 +225,10 @@ class Task:
 
 @given(steps=STEPS)
 @settings(max_examples=300)
-def test_at_random_one_task_runs_once(repeated: tuple[redis.Redis, Limiter], steps: list[Any]) -> None:
-    store, limiter = repeated
+def test_random_lost_and_late_calls_run_the_task_once(
+    store_and_limiter: tuple[redis.Redis, Limiter], steps: list[Any]
+) -> None:
+    store, limiter = store_and_limiter
     store.flushall()
     store.set("test:clock", START)
     task = Task(Backlog(limiter, "fleet", 3600), store)
@@ -268,9 +242,3 @@ def test_at_random_one_task_runs_once(repeated: tuple[redis.Redis, Limiter], ste
         task.arrive(0)
     assert all(each.is_over for each in task.deliveries)
     assert task.ran == 1
-
-
-@pytest.fixture(scope="module")
-def repeated(server: EmbeddedServer) -> Any:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})

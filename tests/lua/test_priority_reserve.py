@@ -1,4 +1,4 @@
-"""What a limit sets aside of its burst for the important: on a clock that stands still, and against the model."""
+"""The part of a burst that is reserved for high priorities: promises, and traces against the model."""
 
 from __future__ import annotations
 
@@ -40,13 +40,6 @@ def of(priority: int, cost: int = 1, limit: Limit = LIMIT) -> tuple[LimitRequest
     return with_priority((LimitRequest(limit, limit.name or "", "", cost),), priority, lowest_first=True)
 
 
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
-
-
 # -- Against the model -------------------------------------------------------------------------------------------------
 
 
@@ -63,15 +56,16 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
     @st.composite
     def act(draw: st.DrawFn) -> Act:
         priority, cost = draw(st.sampled_from([0, 1, 2, 3, 5, 9])), draw(st.sampled_from([1, 1, 1, 2, limit.burst]))
+        verb = draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"]))
         demands: tuple[LimitRequest, ...] = (LimitRequest(limit, "api", "", cost),)
         if several and draw(st.booleans()):
             demands = (*demands, LimitRequest(other, "other"))
         horizons = st.sampled_from([0, 0, 0, interval, -(10**12)])
         return Act(
-            verb=draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"])),
+            verb=verb,
             after=draw(pause),
             demands=with_priority(demands, priority, lowest_first=True),
-            id=draw(st.sampled_from(["", *"abcdef"])),
+            id=draw(st.sampled_from("rst" if verb == "reserve" else ["", *"abcdef"])),
             horizon=draw(horizons),
             claim=draw(st.sampled_from([0, 10**15, 10**15, interval])),
             which=draw(st.integers(0, 3)),
@@ -101,25 +95,25 @@ def follow(world: MixedWorld, trace: list[Act], data: st.DataObject | None = Non
 
 @given(trace=acts())
 @settings(max_examples=150)
-def test_the_lua_answers_what_the_model_does(world: MixedWorld, trace: list[Act]) -> None:
+def test_lua_matches_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @given(trace=acts(several=True))
 @settings(max_examples=150)
-def test_beside_another_limit(world: MixedWorld, trace: list[Act]) -> None:
+def test_beside_another_limit_matches_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @given(trace=acts(back=True))
 @settings(max_examples=100)
-def test_on_a_clock_that_steps_back(world: MixedWorld, trace: list[Act]) -> None:
+def test_clock_steps_back_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @given(trace=acts(several=True), data=st.data())
 @settings(max_examples=150)
-def test_while_rates_change(world: MixedWorld, trace: list[Act], data: st.DataObject) -> None:
+def test_changing_rates_match_the_model(world: MixedWorld, trace: list[Act], data: st.DataObject) -> None:
     follow(
         world,
         [replace(act, verb=act.verb if act.verb not in ("settle", "cancel") else "acquire") for act in trace],
@@ -159,14 +153,14 @@ def calls(server: EmbeddedServer, clock: Clock) -> Iterator[Calls]:
 
 
 @pytest.mark.parametrize(("priority", "most"), [(0, 10), (1, 8), (3, 8), (4, 5), (9, 5)])
-def test_a_call_leaves_what_is_set_aside_for_more_important_ones(calls: Calls, priority: int, most: int) -> None:
+def test_call_leaves_the_reserve_to_higher_priorities(calls: Calls, priority: int, most: int) -> None:
     assert [calls.ask(priority)[0] for _ in range(12)] == [True] * most + [False] * (12 - most)
     assert [calls.ask(0)[0] for _ in range(12 - most)] == [True] * (10 - most) + [False] * 2
     calls.assert_law_1()
 
 
 @pytest.mark.parametrize("priority", [0, 3, 9])
-def test_a_kind_that_is_alone_has_all_of_the_rate(calls: Calls, clock: Clock, priority: int) -> None:
+def test_single_priority_uses_the_whole_rate(calls: Calls, clock: Clock, priority: int) -> None:
     """Over a long run, asking when it was told to."""
     while clock.us < START + 200 * SECOND:
         allowed, wait = calls.ask(priority, id="waits", claim=1e6)
@@ -176,55 +170,13 @@ def test_a_kind_that_is_alone_has_all_of_the_rate(calls: Calls, clock: Clock, pr
     calls.assert_law_1()
 
 
-def test_what_is_told_is_when_the_calls_own_part_is_there(calls: Calls, clock: Clock) -> None:
-    while calls.ask(9)[0]:
-        pass
-    assert calls.ask(9) == (False, SECOND // 10)
-    assert calls.ask(9, cost=3) == (False, 3 * SECOND // 10)
-    for _ in range(5):
-        assert calls.ask(0)[0]
-    assert calls.ask(0) == (False, SECOND // 10)
-    assert calls.ask(3) == (False, 3 * SECOND // 10), "two are left to priority 0"
-    assert calls.ask(9) == (False, 6 * SECOND // 10)
-    clock.set(clock.us + 6 * SECOND // 10 - 1)
-    assert calls.ask(9) == (False, 1)
-    clock.set(clock.us + 1)
-    assert calls.ask(9) == (True, 0)
-
-
-def test_remaining_is_what_such_a_call_could_take(calls: Calls) -> None:
+def test_remaining_excludes_the_reserve_of_higher_priorities(calls: Calls) -> None:
     peeked = [calls.limiter.peek(LIMIT, priority=priority).remaining for priority in LEAVES]
     assert peeked == [10 - leaves for leaves in LEAVES.values()]
     assert calls.limiter.available(LIMIT, priority=9) == 5
 
 
-def test_important_calls_pass_a_line_of_others(calls: Calls, clock: Clock) -> None:
-    while calls.ask(9)[0]:
-        pass
-    waits = [calls.ask(9, id=f"batch-{i}", claim=1e6)[1] for i in range(50)]
-    assert waits == [(i + 1) * SECOND // 10 for i in range(50)]
-    assert [calls.ask(0)[0] for _ in range(5)] == [True] * 5
-    assert [calls.ask(0, id=f"now-{i}", claim=1e6)[1] for i in range(3)] == [(i + 1) * SECOND // 10 for i in range(3)]
-    assert calls.ask(0)[1] == 4 * SECOND // 10, "behind its equals"
-    assert calls.ask(3, id="between", claim=1e6)[1] == 6 * SECOND // 10, "behind them, and two are left"
-
-
-def test_who_is_passed_is_told_to_come_later_and_keeps_its_place(calls: Calls, clock: Clock) -> None:
-    while calls.ask(9)[0]:
-        pass
-    for i in range(3):
-        calls.ask(9, id=f"batch-{i}", claim=1e6)
-    for _ in range(2):
-        assert calls.ask(0)[0]
-    clock.set(clock.us + SECOND // 10)
-    assert calls.ask(9, id="batch-0", claim=1e6) == (False, 2 * SECOND // 10)
-    assert calls.ask(9)[1] == 5 * SECOND // 10, "behind the three"
-    clock.set(clock.us + 2 * SECOND // 10)
-    assert [calls.ask(9, id=f"batch-{i}", claim=1e6) for i in range(3)] == [(True, 0), (False, 100000), (False, 200000)]
-    calls.assert_law_1()
-
-
-def test_slots_do_not_pile_up_behind_important_calls(calls: Calls, clock: Clock) -> None:
+def test_low_priority_slots_do_not_pile_up(calls: Calls, clock: Clock) -> None:
     """As many are told to come within a second as go in it, what the important take included; each asks a few times."""
     while calls.ask(9)[0]:
         pass
@@ -255,7 +207,7 @@ def test_slots_do_not_pile_up_behind_important_calls(calls: Calls, clock: Clock)
     calls.assert_law_1()
 
 
-def test_a_share_holds_for_a_stored_rate_as_well(calls: Calls, store: redis.Redis) -> None:
+def test_reserve_applies_to_a_stored_rate(calls: Calls, store: redis.Redis) -> None:
     calls.limiter.set_rate("api", Limit("10/s", burst=20), force=True)
     assert [calls.ask(9)[0] for _ in range(11)] == [True] * 10 + [False]
     assert [calls.ask(0)[0] for _ in range(11)] == [True] * 10 + [False]
@@ -269,21 +221,14 @@ def test_a_share_holds_for_a_stored_rate_as_well(calls: Calls, store: redis.Redi
     assert calls.ask(0)[0], "sets nothing aside"
 
 
-def test_another_reserve_in_the_code_forgets_nothing(calls: Calls) -> None:
+def test_changed_reserve_keeps_the_bucket(calls: Calls) -> None:
     while calls.ask(0)[0]:
         pass
     for limit in (replace(LIMIT, priority_reserve=None), replace(LIMIT, priority_reserve={0: 0.5})):
         assert not calls.limiter._asker.ask(of(0, 1, limit)).allowed
 
 
-def test_what_was_settled_is_there_for_the_important(calls: Calls) -> None:
-    decision = calls.limiter.acquire(LIMIT, cost=5, priority=9)
-    assert not calls.ask(9)[0]
-    assert calls.limiter.settle(decision, 1)
-    assert [calls.ask(9)[0] for _ in range(5)] == [True] * 4 + [False]
-
-
-def test_what_a_version_before_writes_is_read(calls: Calls, store: redis.Redis) -> None:
+def test_state_without_reserve_is_read(calls: Calls, store: redis.Redis) -> None:
     while calls.ask(0)[0]:
         pass
     for i in range(3):
@@ -298,7 +243,7 @@ def test_what_a_version_before_writes_is_read(calls: Calls, store: redis.Redis) 
 
 @given(trace=acts())
 @settings(max_examples=60)
-def test_law_1_and_what_is_set_aside_is_there(world: MixedWorld, trace: list[Act]) -> None:
+def test_law_1_holds_and_the_reserve_is_available(world: MixedWorld, trace: list[Act]) -> None:
     """Whatever others ask, an important call that comes anew finds what they have to leave."""
     limit = trace[0].demands[0].limit
     assert isinstance(limit, Limit)

@@ -55,7 +55,7 @@ def left(number: int, **headers: Any) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(argvalues=LOWERED, **of_each)
-def test_a_bucket_has_no_more_than_the_upstream(frozen: Limiter, limit: Limit) -> None:
+def test_report_lowers_the_bucket_to_the_upstream_remaining(frozen: Limiter, limit: Limit) -> None:
     frozen.acquire(limit, cost=2)
     assert frozen.report(limit, left(9)) == 0.0
     assert frozen.available(limit) == 8, "it has less already"
@@ -69,7 +69,7 @@ def test_a_bucket_has_no_more_than_the_upstream(frozen: Limiter, limit: Limit) -
 
 
 @pytest.mark.parametrize(argvalues=ONLY_PAUSED, **of_each)
-def test_nothing_is_taken_where_it_could_begin_a_period_earlier(frozen: Limiter, store: Any, limit: Limit) -> None:
+def test_report_takes_nothing_where_it_would_open_a_period(frozen: Limiter, store: Any, limit: Limit) -> None:
     before = frozen.available(limit)
     frozen.report(limit, left(0))
     assert frozen.available(limit) == before
@@ -91,7 +91,7 @@ def test_there_permits_that_are_taken_make_others_come_earlier(frozen: Limiter, 
     assert granted["charged"] > granted["twin"] > 0
 
 
-def test_a_leaky_bucket_has_one(frozen: Limiter) -> None:
+def test_report_to_a_leaky_bucket(frozen: Limiter) -> None:
     frozen.report(LEAKY, left(1))
     assert frozen.available(LEAKY) == 1
     frozen.report(LEAKY, left(0))
@@ -105,7 +105,7 @@ def test_tokens_and_requests_are_reported_apart(frozen: Limiter) -> None:
     assert (frozen.available(requests), frozen.available(tokens)) == (59, 0)
 
 
-def test_a_key_has_its_own_bucket(frozen: Limiter) -> None:
+def test_report_applies_to_one_key(frozen: Limiter) -> None:
     tenant = Limit("10/s", burst=10, name="tenant", key="{tenant}")
     frozen.report(tenant, left(2), key="a")
     assert [frozen.available(tenant, key=key) for key in "ab"] == [2, 10]
@@ -119,7 +119,7 @@ def test_a_key_has_its_own_bucket(frozen: Limiter) -> None:
     assert frozen.available(per_worker) == 0
 
 
-def test_what_is_set_aside_is_the_upstreams_too(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_report_includes_the_reserve(server: EmbeddedServer, store: redis.Redis) -> None:
     with redis.Redis.from_url(server.url) as client:
         limiter = Limiter(client, lowest_first=True, counts=False)
         limit = Limit("1/h", burst=10, name="api", priority_reserve={0: 0.5})
@@ -127,7 +127,7 @@ def test_what_is_set_aside_is_the_upstreams_too(server: EmbeddedServer, store: r
         assert [limiter.available(limit, priority=priority) for priority in (9, 0)] == [2, 7]
 
 
-def test_a_stored_limit_holds(frozen: Limiter) -> None:
+def test_report_applies_to_a_stored_limit(frozen: Limiter) -> None:
     frozen.set_rate(API, Limit("1/h", burst=100))
     frozen.report(API, left(50))
     assert frozen.available(API) == 50
@@ -138,7 +138,7 @@ def test_a_stored_limit_holds(frozen: Limiter) -> None:
     assert frozen.available(API) == 50
 
 
-def test_a_limit_in_shadow_and_places_lose_nothing(frozen: Limiter, store: redis.Redis) -> None:
+def test_report_leaves_shadow_limits_and_concurrency_alone(frozen: Limiter, store: redis.Redis) -> None:
     frozen.report(replace(API, shadow=True), left(1))
     places = Concurrency(10, name="places")
     frozen.report(places, left(1))
@@ -168,12 +168,12 @@ def test_a_limit_in_shadow_and_places_lose_nothing(frozen: Limiter, store: redis
         (left(0, x_ratelimit_reset="7s"), 0.0),
     ],
 )
-def test_how_long_a_limit_is_paused(frozen: Limiter, said: Any, seconds: float) -> None:
+def test_reported_wait_pauses_the_limit(frozen: Limiter, said: Any, seconds: float) -> None:
     assert frozen.report(API, said) == seconds
     assert frozen.config(API).paused == seconds
 
 
-def test_a_pause_is_never_shortened_and_never_ended(frozen: Limiter, clock: Clock) -> None:
+def test_report_never_shortens_or_ends_a_pause(frozen: Limiter, clock: Clock) -> None:
     frozen.pause(API, 60, reason="by hand")
     for said in (response(429, retry_after=5), response(429, retry_after=0), response(429), response(200), left(9)):
         assert frozen.report(API, said) in (0.0, 60.0)
@@ -187,13 +187,13 @@ def test_a_pause_is_never_shortened_and_never_ended(frozen: Limiter, clock: Cloc
     assert frozen.acquire(API).allowed
 
 
-def test_the_longest_pause_can_be_set(frozen: Limiter) -> None:
+def test_longest_pause_can_be_set(frozen: Limiter) -> None:
     assert frozen.report(API, response(429, retry_after=900), max_pause=60) == 60.0
     daily = Limit("1/d", name="daily")
     assert frozen.report(daily, response(429)) == 3600.0, "an interval is a day"
 
 
-def test_what_cannot_be_reported(frozen: Limiter) -> None:
+def test_bad_reports_raise(frozen: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="'apy'"):
         frozen.report("apy", response())
     with pytest.raises(ConfigurationError, match="429 has no headers: pass a response"):
@@ -204,7 +204,7 @@ def test_what_cannot_be_reported(frozen: Limiter) -> None:
         frozen.report(API, response(), key="a")
 
 
-def test_on_a_cluster(cluster_store: Cluster) -> None:
+def test_report_works_on_a_cluster(cluster_store: Cluster) -> None:
     limiter = Limiter.from_url(cluster_store.url + PATIENT)
     slow = Limit("5/h", burst=5, name="slow")
     limiter.report(slow, left(2))
@@ -239,7 +239,7 @@ def traces(draw: st.DrawFn) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(argvalues=[*LOWERED, *ONLY_PAUSED, LEAKY], **of_each)
-def test_law_1_a_report_never_makes_a_limit_looser(frozen: Limiter, store: redis.Redis, limit: Limit) -> None:
+def test_law_1_report_never_loosens_a_limit(frozen: Limiter, store: redis.Redis, limit: Limit) -> None:
     """Each request that is granted is granted by a twin without reports, too, which has as much left at each moment."""
     clock = Clock(store)
     taken = 0
@@ -278,7 +278,7 @@ def test_law_1_a_report_never_makes_a_limit_looser(frozen: Limiter, store: redis
     assert taken > 10
 
 
-def test_any_limit_of_the_package_is_in_the_list_above() -> None:
+def test_every_algorithm_is_listed() -> None:
     listed: list[AnyLimit] = [*LOWERED, *ONLY_PAUSED, LEAKY]
     from celery_ratelimit.limits.limit import METHODS
 

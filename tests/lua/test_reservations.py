@@ -1,4 +1,4 @@
-"""Reservations: what was reserved under an id is remembered, not believed."""
+"""Reservations are known by their id; cancel and settle use what the store remembers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
-def test_an_id_may_be_reserved_again_when_it_was_cancelled(frozen: Limiter, limit: Limit) -> None:
+def test_cancelled_id_may_be_reserved_again(frozen: Limiter, limit: Limit) -> None:
     for _ in range(3):
         assert frozen.reserve(limit, id="r", cost=4, horizon=0.0).allowed
         assert frozen.available(limit) == 6
@@ -33,9 +33,7 @@ def test_an_id_may_be_reserved_again_when_it_was_cancelled(frozen: Limiter, limi
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
-def test_what_was_cancelled_is_not_settled_when_its_id_is_reserved_again(
-    frozen: Limiter, clock: Clock, limit: Limit
-) -> None:
+def test_cancelled_reservation_is_not_settled_through_a_reused_id(frozen: Limiter, clock: Clock, limit: Limit) -> None:
     old = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
     assert frozen.cancel(limit, id="r")
     clock.set(START + 1)
@@ -48,9 +46,7 @@ def test_what_was_cancelled_is_not_settled_when_its_id_is_reserved_again(
 
 @pytest.mark.parametrize("cost", [1, 9, None])
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
-def test_as_much_comes_back_as_was_reserved_whatever_is_said(
-    frozen: Limiter, clock: Clock, limit: Limit, cost: int | None
-) -> None:
+def test_cancel_returns_the_reserved_cost(frozen: Limiter, clock: Clock, limit: Limit, cost: int | None) -> None:
     assert frozen.acquire(limit, cost=5).allowed
     assert frozen.reserve(limit, id="one", horizon=0.0).allowed
     if limit.method == "sliding_log":
@@ -62,7 +58,7 @@ def test_as_much_comes_back_as_was_reserved_whatever_is_said(
     assert frozen.available(limit) == 5
 
 
-def test_one_id_is_not_for_other_limits(frozen: Limiter) -> None:
+def test_reservation_id_belongs_to_its_limits(frozen: Limiter) -> None:
     a, b = Limit("1/s", burst=3, name="a"), Limit("1/s", burst=3, name="b")
     assert frozen.reserve([a], id="r", horizon=0.0).allowed
     with pytest.raises(ConfigurationError, match="another's, of other limits than 'b'"):
@@ -72,7 +68,7 @@ def test_one_id_is_not_for_other_limits(frozen: Limiter) -> None:
     assert [frozen.available(limit) for limit in (a, b)] == [2, 3]
 
 
-def test_ids_do_not_collide_with_what_is_noted_of_others(frozen: Limiter) -> None:
+def test_reservation_ids_do_not_collide_with_internal_entries(frozen: Limiter) -> None:
     limit = Limit("1/s", burst=100, name="api")
     ids = ["x", "settled x", "\0sx", "\0cx", "\0\0\0sx", "\0\0sx"]
     for n, id in enumerate(ids):
@@ -85,7 +81,7 @@ def test_ids_do_not_collide_with_what_is_noted_of_others(frozen: Limiter) -> Non
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
-def test_whoever_comes_late_may_look_and_reserve(frozen: Limiter, clock: Clock, algorithm: str) -> None:
+def test_late_call_may_peek_and_reserve(frozen: Limiter, clock: Clock, algorithm: str) -> None:
     limit = Limit("2/s", name="api", algorithm=algorithm)
     wanted = (LimitRequest(limit, "api"),)
     for id in "abcde":
@@ -99,7 +95,7 @@ def test_whoever_comes_late_may_look_and_reserve(frozen: Limiter, clock: Clock, 
             assert frozen.reserve(limit, id=id, horizon=0.0).retry_after >= 0
 
 
-def test_two_limits_of_one_name_that_differ_are_an_error(frozen: Limiter) -> None:
+def test_different_limits_of_one_name_raise(frozen: Limiter) -> None:
     for other in (Concurrency(2, name="api"), Limit("10/s", name="api", burst=2), Limit("1/s", name="api")):
         with pytest.raises(ConfigurationError, match="two limits of one request are named 'api'"):
             frozen.acquire([Limit("10/s", name="api"), other])
@@ -107,7 +103,7 @@ def test_two_limits_of_one_name_that_differ_are_an_error(frozen: Limiter) -> Non
     assert len(frozen.acquire(same).states) == 1, "one that is named twice is paid once"
 
 
-def test_limits_of_one_name_that_differ_in_their_cost_are_one_bucket() -> None:
+def test_limits_of_one_name_with_different_costs_share_a_bucket() -> None:
     dear, cheap = Limit("10/s", name="api", burst=5, cost=3), Limit("10/s", name="api", burst=5)
     both = each_bucket_once([demand("10/s", burst=5, cost=3), demand("10/s", burst=5)])
     assert [each.cost for each in both] == [3]

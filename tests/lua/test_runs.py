@@ -49,7 +49,7 @@ def release(limiter: Limiter, run: str, demands: Sequence[LimitRequest]) -> int:
 
 @ASKS
 @DEMANDS
-def test_a_copy_waits_for_a_lease_of_its_own(frozen: Limiter, ask: Ask, demands: list[LimitRequest]) -> None:
+def test_redelivered_copy_waits_for_its_own_lease(frozen: Limiter, ask: Ask, demands: list[LimitRequest]) -> None:
     assert ask(frozen, demands, "task", "task#1")
     assert not ask(frozen, demands, "task", "task#2"), "the first run goes on"
     assert release(frozen, "task#2", demands) == 0, "it holds none"
@@ -62,7 +62,7 @@ def test_a_copy_waits_for_a_lease_of_its_own(frozen: Limiter, ask: Ask, demands:
 
 @ASKS
 @DEMANDS
-def test_a_run_that_asks_again_finds_its_lease(
+def test_repeated_acquire_finds_the_lease(
     frozen: Limiter, store: redis.Redis, ask: Ask, demands: list[LimitRequest]
 ) -> None:
     """The reply to its first question was lost."""
@@ -72,7 +72,7 @@ def test_a_run_that_asks_again_finds_its_lease(
     assert ask(frozen, demands, "other", "other#1")
 
 
-def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
+def test_lease_passes_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
     asking = LeaseRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
@@ -83,9 +83,7 @@ def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
 
 
 @pytest.mark.parametrize("ask", [by_acquire, with_a_slot, by_hand_on])
-def test_a_lease_of_a_killed_worker_expires_and_its_copy_waits_for_that(
-    frozen: Limiter, clock: Clock, ask: Ask
-) -> None:
+def test_copy_waits_until_the_lease_of_a_killed_worker_expires(frozen: Limiter, clock: Clock, ask: Ask) -> None:
     assert ask(frozen, [ONE], "task", "task#1")
     clock.advance(20.0)
     assert frozen._asker.renew([(ONE, "task#1")]) == [True]
@@ -109,7 +107,7 @@ def test_many_leases_are_released_by_one_script(frozen: Limiter, store: redis.Re
     assert all(store.zcount(f"ratelimit:v1:{{l{number}}}::leases", 1, "+inf") == 0 for number in range(3))
 
 
-def test_on_a_cluster_where_each_limit_is_on_another_node(cluster_store: Cluster) -> None:
+def test_leases_on_several_cluster_nodes(cluster_store: Cluster) -> None:
     limiter = Limiter.from_url(cluster_store.url + PATIENT)
     demands = [RATE, ONE, TWO, LimitRequest(Concurrency(1, name="four"), "four")]
     for ask in (by_acquire, with_a_slot, by_hand_on):
@@ -132,9 +130,7 @@ RATES = [
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "with a lease"])
 @pytest.mark.parametrize("limit", RATES, ids=lambda limit: f"{limit.method} {limit.refill}")
-def test_a_copy_that_starts_takes_a_permit_of_its_own(
-    frozen: Limiter, clock: Clock, limit: Limit, together: bool
-) -> None:
+def test_started_copy_takes_its_own_permit(frozen: Limiter, clock: Clock, limit: Limit, together: bool) -> None:
     """The reservation was used by the first run: the copy, of the same id, is as any other task."""
     demands = [LimitRequest(limit, "rate"), *([TWO] if together else [])]
     assert frozen._asker.ask(demands, id="before", lease_id="before#1").allowed

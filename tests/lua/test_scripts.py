@@ -43,17 +43,17 @@ LANGUAGE = {
 LIMIT = Limit("1/m", name="api")
 
 
-def test_every_file_is_reachable(limiter: Limiter) -> None:
+def test_every_lua_file_is_used(limiter: Limiter) -> None:
     loaded = {script.name for script in vars(limiter._asker.core.scripts).values() if isinstance(script, Script)}
     loaded |= Backlog(limiter, "fleet", 3600).scripts.by_name.keys()
     assert loaded == set(VERBS), "each verb is a script of the limiter, or of the parking lots"
     for include in INCLUDES:
         mark = f"-- mark {include}"
         marked = (load_source(verb, {include: mark}, fair=True) for verb in VERBS)
-        assert any(mark in source for source in marked), f"nobody includes {include}.lua"
+        assert any(mark in source for source in marked), f"no script includes {include}.lua"
 
 
-def test_a_script_makes_the_functions_of_the_algorithms_in_use_alone() -> None:
+def test_script_defines_only_the_algorithms_in_use() -> None:
     """Every function is made anew at every call."""
     text = (LUA / "include/algorithms.lua").read_text()
     for method in METHODS:
@@ -61,7 +61,7 @@ def test_a_script_makes_the_functions_of_the_algorithms_in_use_alone() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
+def test_every_include_is_inserted_once(verb: str) -> None:
     source = load_source(verb)
     assert "--!" not in source
     assert "--!" not in load_source(verb, fair=True)
@@ -73,7 +73,7 @@ def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_law_10_the_clock_is_the_stores_and_is_read_once(verb: str) -> None:
+def test_law_10_store_clock_is_read_once(verb: str) -> None:
     source = code(load_source(verb))
     assert source.count("'TIME'") == (verb != "locate"), "it needs none"
     assert "'TIME'" not in code(load_source(verb, {"now": "local now = 0"}))
@@ -89,15 +89,13 @@ def test_law_10_the_clock_is_the_stores_and_is_read_once(verb: str) -> None:
         ("4102444799", "999999", "4102444799999999"),
     ],
 )
-def test_law_10_the_stores_time_is_read_to_the_microsecond(
-    store: redis.Redis, seconds: str, microseconds: str, now: str
-) -> None:
+def test_law_10_store_time_has_microseconds(store: redis.Redis, seconds: str, microseconds: str, now: str) -> None:
     stub = f"local redis = {{call = function() return {{'{seconds}', '{microseconds}'}} end}}\n"
     include = (LUA / "include/now.lua").read_text()
     assert store.eval(f"{stub}{include}\nreturn string.format('%.0f', now)", 0) == now
 
 
-def test_a_script_gives_its_keys_and_arguments_names_before_it_uses_them() -> None:
+def test_scripts_bind_keys_and_arguments_to_names() -> None:
     """Each `KEYS[3]` below the first lines would be a number that a reader has to look up."""
     for verb in VERBS:
         _, includes, below = code_but_includes(LUA / f"{verb}.lua").partition("--!include")
@@ -107,7 +105,7 @@ def test_a_script_gives_its_keys_and_arguments_names_before_it_uses_them() -> No
         assert re.findall(r"(?:KEYS|ARGV)\[\d+\]", code_but_includes(path)) == [], path.stem
 
 
-def test_an_include_says_what_it_uses_and_what_it_gives() -> None:
+def test_includes_state_what_they_use_and_define() -> None:
     """What a text reads and does not make is a global where it stands alone."""
     alone = {path: globals_of(path.read_text())[0] for path in LUA.rglob("*.lua")}
     for path in LUA.glob("include/*.lua"):
@@ -133,7 +131,7 @@ def given_everywhere() -> set[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_script_makes_a_global(verb: str) -> None:
+def test_scripts_define_no_globals(verb: str) -> None:
     """A leaked global is an error on a real server; on fakeredis it breaks every later script."""
     read, written = globals_of(load_source(verb))
     assert written == set()
@@ -151,7 +149,7 @@ def code_but_includes(path: Path) -> str:
 
 
 @pytest.mark.parametrize("operation", ["acquire", "peek"])
-def test_a_script_flush_goes_unnoticed(limiter: Limiter, store: redis.Redis, operation: str) -> None:
+def test_script_flush_is_recovered(limiter: Limiter, store: redis.Redis, operation: str) -> None:
     limiter.acquire(LIMIT)
     before = getattr(limiter, operation)(LIMIT)
     store.script_flush()
@@ -160,7 +158,7 @@ def test_a_script_flush_goes_unnoticed(limiter: Limiter, store: redis.Redis, ope
     assert 59 < after.retry_after <= 60
 
 
-def test_each_call_is_one_command_once_the_script_is_known(limiter: Limiter, store: redis.Redis) -> None:
+def test_known_script_costs_one_command(limiter: Limiter, store: redis.Redis) -> None:
     for call in (limiter.acquire, limiter.peek):
         call(LIMIT)
     store.config_resetstat()
@@ -172,7 +170,7 @@ def test_each_call_is_one_command_once_the_script_is_known(limiter: Limiter, sto
     assert "cmdstat_eval" not in stats
 
 
-def test_a_decision_asks_the_store_for_no_more_than_it_needs(limiter: Limiter, store: redis.Redis) -> None:
+def test_decision_uses_the_fewest_store_commands(limiter: Limiter, store: redis.Redis) -> None:
     def asks(id: str = "", claim: float = 0.0) -> dict[str, int]:
         store.config_resetstat()
         limiter._asker.ask([demand("1/m", burst=2)], id=id, claim=claim)
@@ -181,15 +179,13 @@ def test_a_decision_asks_the_store_for_no_more_than_it_needs(limiter: Limiter, s
 
     limiter._asker.ask([demand("1/m", burst=2)])
     assert asks() == {"time": 1, "mget": 1, "set": 1}, "granted"
-    assert asks() == {"time": 1, "mget": 1}, "refused, nobody waits and nothing is kept"
+    assert asks() == {"time": 1, "mget": 1}, "refused, no request waits and nothing is kept"
     assert asks("far", claim=1.0) == {"time": 1, "mget": 1}, "refused, its slot is too far away to be kept"
     limiter._asker.ask([demand("1/m", burst=2)], id="waits", claim=60.0)
     assert asks("waits", claim=60.0) == {"time": 1, "mget": 1, "zrange": 1, "zscore": 1}, "it came before its turn"
 
 
-def test_a_log_and_places_beside_a_bucket_cost_the_commands_that_they_need(
-    limiter: Limiter, store: redis.Redis
-) -> None:
+def test_log_and_concurrency_use_the_fewest_store_commands(limiter: Limiter, store: redis.Redis) -> None:
     log = LimitRequest(Limit("100/m", algorithm="sliding_log"), "log")
     mixed = [demand("1000/s", burst=9), log, LimitRequest(Concurrency(5), "places")]
 
@@ -209,7 +205,7 @@ def test_a_log_and_places_beside_a_bucket_cost_the_commands_that_they_need(
     assert asks(mixed[2:], "fourth") == {"time": 1, "mget": 1, **of_places}
 
 
-def test_the_wait_of_a_reply_is_never_cut_off(frozen: Limiter) -> None:
+def test_reply_keeps_the_exact_wait(frozen: Limiter) -> None:
     """Redis cuts fractions off, and prints large numbers with 14 digits: replies and keys are whole numbers."""
     wanted = [demand("1/30d", burst=12)]
     for _ in range(12):
@@ -219,7 +215,7 @@ def test_the_wait_of_a_reply_is_never_cut_off(frozen: Limiter) -> None:
     assert frozen._asker.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
 
 
-def test_a_text_that_looks_like_lua_or_a_pattern_is_only_an_id(frozen: Limiter, store: redis.Redis) -> None:
+def test_ids_may_look_like_lua_or_patterns(frozen: Limiter, store: redis.Redis) -> None:
     wanted = [demand("1/m")]
     frozen._asker.ask(wanted)
     for id in ("%d+", "'..redis.call('FLUSHALL')..'", "\n", "0", "é", " "):
@@ -227,7 +223,7 @@ def test_a_text_that_looks_like_lua_or_a_pattern_is_only_an_id(frozen: Limiter, 
         assert store.zrange("ratelimit:v1:{api}::slots", -1, -1) == [id]
 
 
-def test_the_scripts_run_on_fakeredis_too() -> None:
+def test_scripts_run_on_fakeredis() -> None:
     """For users' quick tests; no proof of anything, but what it answers is right."""
     store = fakeredis.FakeRedis(decode_responses=True)
     store.set("test:clock", 1_767_225_600_000_000)
@@ -241,7 +237,7 @@ def test_the_scripts_run_on_fakeredis_too() -> None:
     assert limiter._asker.ask(wanted, id="a").allowed is True
 
 
-def test_fakeredis_knows_the_clock(limiter: Limiter) -> None:
+def test_fakeredis_has_a_clock(limiter: Limiter) -> None:
     fake = Limiter(fakeredis.FakeRedis())
     assert fake.acquire(LIMIT).allowed
     refused = fake.acquire(LIMIT)

@@ -1,4 +1,4 @@
-"""What limits in shadow would have done, by a virtual queue in the store: a model agrees, and the limits themselves."""
+"""Limits in shadow are simulated by a virtual queue in the store, compared to a model and to the limits themselves."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_alike(said: ShadowReport, delays: Sequence[float]) -> None:
     assert said.waited * 1e6 == pytest.approx(sum(delays), abs=20 * len(delays) + 1)
 
 
-def test_a_pause_of_the_process_while_it_tells_keeps_the_order(frozen: Limiter, clock: Clock) -> None:
+def test_stalled_reports_keep_their_order(frozen: Limiter, clock: Clock) -> None:
     """A permit is corrected after it was taken, also where the process stands still in the middle of the report."""
     limit, process = Limit("10/h", burst=100, name="api"), Process(frozen, clock)
     times = iter([0.0, 0.001, 0.002, *range(1, 10)])
@@ -82,7 +82,7 @@ def test_a_pause_of_the_process_while_it_tells_keeps_the_order(frozen: Limiter, 
 
 
 @pytest.mark.parametrize("name", MODELLED)
-def test_the_model_agrees(frozen: Limiter, clock: Clock, name: str) -> None:
+def test_simulation_matches_the_model(frozen: Limiter, clock: Clock, name: str) -> None:
     """Several processes, bursts and pauses; each tells in its own second."""
     limit, numbers = LIMITS[name], random.Random(name)
     clock.advance(56.7)  # soon it is another minute
@@ -111,7 +111,7 @@ def test_the_model_agrees(frozen: Limiter, clock: Clock, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_request_waits_as_if_it_had_reserved(frozen: Limiter, clock: Clock, name: str) -> None:
+def test_simulated_wait_equals_a_reservation(frozen: Limiter, clock: Clock, name: str) -> None:
     """The limit itself, asked without end for permits ahead, gives the same times."""
     limit, numbers, process = LIMITS[name], random.Random(name), Process(frozen, clock)
     real = Limit.__new__(Limit)
@@ -131,26 +131,7 @@ def test_a_request_waits_as_if_it_had_reserved(frozen: Limiter, clock: Clock, na
     assert_alike(said, waits)
 
 
-def test_it_grows_as_a_real_queue_does(frozen: Limiter, clock: Clock) -> None:
-    """100/s limited and 140/s offered: after ten seconds the last one would have waited four."""
-    limit, process = LIMITS["token_bucket"], Process(frozen, clock)
-    clock.advance(55)
-    began = clock.us
-    for number in range(1400):
-        clock.set(began + number * 1_000_000 // 140)
-        process.came(limit)
-        if number % 140 == 139:
-            process.tell()
-    clock.advance(LATE)
-    for _ in range(3):
-        said = shadow_report(frozen, limit)
-    assert said.requests == 1400
-    assert said.delayed > 1390
-    assert said.longest == pytest.approx(4.0, abs=0.02)
-    assert "would have delayed" in str(said)
-
-
-def test_keys_have_a_queue_each(frozen: Limiter, clock: Clock) -> None:
+def test_each_key_has_its_own_simulated_queue(frozen: Limiter, clock: Clock) -> None:
     limit, process = Limit("10/s", name="tenant", key="t:{t}"), Process(frozen, clock)
     for _ in range(10):
         for key in ("a", "b", "odd key\n\0é %s 1"):
@@ -162,7 +143,7 @@ def test_keys_have_a_queue_each(frozen: Limiter, clock: Clock) -> None:
     assert said.longest == pytest.approx(0.9)
 
 
-def test_the_rate_may_change_and_what_waits_comes_at_the_new_pace(frozen: Limiter, clock: Clock) -> None:
+def test_simulated_queue_follows_a_changed_rate(frozen: Limiter, clock: Clock) -> None:
     numbers = random.Random(1)
     for round_ in range(30):
         frozen.client.flushdb()
@@ -190,7 +171,7 @@ def test_the_rate_may_change_and_what_waits_comes_at_the_new_pace(frozen: Limite
         assert said.waited * 1e6 == pytest.approx(sum(delays), abs=3 * len(delays) + 1), (round_, before, after)
 
 
-def test_nothing_is_kept_for_long(frozen: Limiter, clock: Clock, store: Any) -> None:
+def test_simulation_keys_expire(frozen: Limiter, clock: Clock, store: Any) -> None:
     limit, process = LIMITS["token_bucket"], Process(frozen, clock)
     process.came(limit, key="a")
     process.tell()
@@ -206,7 +187,7 @@ def test_nothing_is_kept_for_long(frozen: Limiter, clock: Clock, store: Any) -> 
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_to_look_keeps_nothing(frozen: Limiter, clock: Clock, store: Any, name: str) -> None:
+def test_reading_the_simulation_writes_nothing(frozen: Limiter, clock: Clock, store: Any, name: str) -> None:
     limit, process = LIMITS[name], Process(frozen, clock)
     for _ in range(40):
         clock.advance(0.01)
@@ -224,7 +205,7 @@ def test_to_look_keeps_nothing(frozen: Limiter, clock: Clock, store: Any, name: 
     assert shadow_report(frozen, limit) == said
 
 
-def test_a_process_has_its_requests_reckoned_and_then_asks_no_more(frozen: Limiter, clock: Clock) -> None:
+def test_process_sends_its_requests_once(frozen: Limiter, clock: Clock) -> None:
     process, shadows = Process(frozen, clock), frozen._asker.shadows
     process.came(LIMITS["burst"])
     process.tell()
@@ -240,7 +221,7 @@ def test_a_process_has_its_requests_reckoned_and_then_asks_no_more(frozen: Limit
     assert not shadows.pending, "others may tell of more without end"
 
 
-def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
+def test_shadow_report_in_words(frozen: Limiter, clock: Clock) -> None:
     usual, fast = Limit("600/m", burst=5, name="api"), Limit("1000000/s", burst=9, name="fast")
     assert str(shadow_report(frozen, usual)) == "nothing has come yet"
     process = Process(frozen, clock)

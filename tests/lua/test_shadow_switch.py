@@ -1,4 +1,4 @@
-"""A limit is put into shadow, and in force again, while it is asked: the scripts, on a clock that stands still."""
+"""A limit is switched into shadow and back into force while it is used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from celery_ratelimit.limits.stored import StoredShadow
 from celery_ratelimit.store.keys import config_keys
 from tests.conftest import START, Clock
 
+from .backlog_steps import park, take_due
 from .frozen import demand
-from .test_parking import park, take_due
 from .test_shadow import LATE, LIMITS, Process, shadow_report
 
 API = demand("10/s")
@@ -27,7 +27,7 @@ def stored(limiter: Limiter) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_who_does_not_know_yet_is_let_through_and_learns_of_it(frozen: Limiter, clock: Clock, name: str) -> None:
+def test_uninformed_process_is_granted_and_learns_the_switch(frozen: Limiter, clock: Clock, name: str) -> None:
     limit = LIMITS[name]
     frozen.set_shadow("api", True, force=True)
     frozen._asker.shadows.learn({"api": None})  # as in another process
@@ -42,7 +42,7 @@ def test_who_does_not_know_yet_is_let_through_and_learns_of_it(frozen: Limiter, 
     assert frozen._asker.shadows.has("api", limit)
 
 
-def test_in_force_again_it_is_as_if_nobody_had_asked(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_limit_in_force_again_starts_full(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     limit, process = LIMITS["token_bucket"], Process(frozen, clock)
     frozen.set_shadow("api", True, force=True)
     for _ in range(5000):
@@ -59,7 +59,7 @@ def test_in_force_again_it_is_as_if_nobody_had_asked(frozen: Limiter, clock: Clo
     assert shadow_report(frozen, limit).requests == 0, "a trial begins with nothing"
 
 
-def test_it_says_who_since_when_and_why(frozen: Limiter, clock: Clock) -> None:
+def test_switch_shows_author_time_and_reason(frozen: Limiter, clock: Clock) -> None:
     assert frozen.set_shadow("api", True, by="ann@host", reason="a trial", force=True)
     assert not frozen.set_shadow("api", True, by="bob@host", force=True), "as it was"
     config = frozen.config("api")
@@ -73,7 +73,7 @@ def test_it_says_who_since_when_and_why(frozen: Limiter, clock: Clock) -> None:
     assert [each[3:] for each in found[1:]] == [("in shadow", "in force"), ("in force", "")]
 
 
-def test_rates_and_pauses_are_changed_beside_it(frozen: Limiter, clock: Clock) -> None:
+def test_rates_and_pauses_change_in_shadow(frozen: Limiter, clock: Clock) -> None:
     limit = API.limit
     frozen.set_rate("api", "1/h", for_=100, force=True)
     frozen.set_shadow("api", True)
@@ -99,7 +99,7 @@ def test_rates_and_pauses_are_changed_beside_it(frozen: Limiter, clock: Clock) -
     assert [frozen._asker.ask([API]).allowed for _ in range(2)] == [True, False]
 
 
-def test_a_pause_is_a_part_of_what_would_have_been(frozen: Limiter, clock: Clock) -> None:
+def test_simulation_includes_pauses(frozen: Limiter, clock: Clock) -> None:
     limit, process = LIMITS["burst"], Process(frozen, clock)
     frozen.pause("api", 60, force=True)
     process.came(limit)
@@ -108,7 +108,7 @@ def test_a_pause_is_a_part_of_what_would_have_been(frozen: Limiter, clock: Clock
     assert shadow_report(frozen, limit).longest == pytest.approx(60)
 
 
-def test_a_rate_for_a_key_is_that_keys(frozen: Limiter, clock: Clock) -> None:
+def test_rate_of_a_key_applies_in_shadow(frozen: Limiter, clock: Clock) -> None:
     limit, process = Limit("10/s", name="tenant", key="{t}"), Process(frozen, clock)
     frozen.set_rate("tenant", Limit("1/h", algorithm="fixed_window"), key="slow", force=True)
     for key in ("slow", "usual"):
@@ -119,7 +119,7 @@ def test_a_rate_for_a_key_is_that_keys(frozen: Limiter, clock: Clock) -> None:
     assert 1000 < shadow_report(frozen, limit).longest <= 3600
 
 
-def test_what_older_scripts_read_is_what_it_was(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_older_scripts_read_the_same_config(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     """The numbers, and the note, by the pattern of before."""
     frozen.set_rate("api", "20/s", version=3, force=True)
     key = config_keys("ratelimit", "api", "")[0]
@@ -136,7 +136,7 @@ def test_what_older_scripts_read_is_what_it_was(frozen: Limiter, clock: Clock, s
     assert store.ttl(key) == -1
 
 
-def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
+def test_every_operation_follows_the_switch(frozen: Limiter, clock: Clock) -> None:
     """Random calls of two limits, with a third in shadow or without it: the same decisions."""
     real = [Limit("10/s", burst=3, name="a"), Limit("40/m", algorithm="sliding_log", name="b")]
     for stored_for in ("code", "store"):
@@ -169,13 +169,13 @@ def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
         assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("by", ["somebody", "the code"])
-def test_what_is_parked_comes_out_at_once(parking: Backlog, frozen: Limiter, clock: Clock, by: str) -> None:
+@pytest.mark.parametrize("by", ["an operator", "the code"])
+def test_parked_tasks_leave_at_once_in_shadow(parking: Backlog, frozen: Limiter, clock: Clock, by: str) -> None:
     slow = demand("1/h")
     assert frozen._asker.ask([slow]).allowed
     park(parking, *[f"t{number}" for number in range(100)], asked=slow)
     assert take_due(parking, slow) == []
-    if by == "somebody":
+    if by == "an operator":
         frozen.set_shadow("api", True, force=True)
         frozen._asker.shadows.learn({"api": None})
         assert parking.due(["api"]) == [("api", "")]
@@ -186,19 +186,19 @@ def test_what_is_parked_comes_out_at_once(parking: Backlog, frozen: Limiter, clo
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1, 0, "on"])
-def test_it_is_true_false_or_none(frozen: Limiter, wrong: Any) -> None:
+def test_switch_accepts_true_false_or_none(frozen: Limiter, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"on=.* must be True"):
         frozen.set_shadow("api", wrong, force=True)
 
 
-def test_places_cannot_be(frozen: Limiter) -> None:
+def test_concurrency_cannot_be_in_shadow(frozen: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="shadow is for rates"):
         frozen.set_shadow(Concurrency(3, name="gpu"), True)
     with pytest.raises(ConfigurationError, match="No limit is called"):
         frozen.set_shadow("unknown", True)
 
 
-def test_what_is_stored_alone_stays_and_goes_when_it_ends(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_switch_alone_expires_at_its_end(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     key = config_keys("ratelimit", "api", "")[0]
     frozen.set_shadow("api", True, force=True)
     frozen.pause("api", 5)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest
-from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, VERBS, Act, MixedWorld, Play, acts, limits
 
-#: Without what corrects a grant: what its permits are worth once the rate is another is nobody's law.
+#: Without cancel and settle: no law says what a permit is worth once the rate is another.
 CHANGING = ("acquire",) * 6 + ("peek", "reserve")
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 def follow(
@@ -55,23 +45,23 @@ def follow(
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=60)
-def test_a_changed_rate(world: MixedWorld, kind: str, data: st.DataObject) -> None:
+def test_changed_rates_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind], verbs=CHANGING)), data, (kind,))
 
 
 @given(data=st.data())
 @settings(max_examples=300)
-def test_a_changed_algorithm(world: MixedWorld, data: st.DataObject) -> None:
+def test_changed_algorithms_match_the_model(world: MixedWorld, data: st.DataObject) -> None:
     follow(world, data.draw(acts(verbs=CHANGING)), data, KINDS)
 
 
 @given(data=st.data())
 @settings(max_examples=100)
-def test_a_changed_algorithm_and_a_clock_that_steps_back(world: MixedWorld, data: st.DataObject) -> None:
+def test_changed_algorithms_and_clock_steps_back_match_the_model(world: MixedWorld, data: st.DataObject) -> None:
     follow(world, data.draw(acts(verbs=CHANGING, back=True)), data, KINDS, pauses=False)
 
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_pauses(world: MixedWorld, data: st.DataObject) -> None:
+def test_pauses_match_the_model(world: MixedWorld, data: st.DataObject) -> None:
     follow(world, data.draw(acts(verbs=VERBS)), data, ())

@@ -1,4 +1,4 @@
-"""Pauses that an upstream causes: as long as it says, or longer each time; and what leaves afterwards."""
+"""Pauses that an upstream causes, their lengths, and the calls that follow them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def limiter(frozen: Limiter) -> Limiter:
     return frozen
 
 
-def test_the_upstream_says_for_how_long(limiter: Limiter, clock: Clock) -> None:
+def test_retry_after_pauses_the_limit(limiter: Limiter, clock: Clock) -> None:
     assert limiter.throttled("api", retry_after=5) == 5
     assert limiter.throttled("api", retry_after=2) == 5, "a pause never becomes shorter"
     assert limiter.throttled("api", retry_after=30) == 30
@@ -43,7 +43,7 @@ def test_the_upstream_says_for_how_long(limiter: Limiter, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("name", ["api", "slow", "places"])
-def test_it_has_not_said(limiter: Limiter, clock: Clock, name: str) -> None:
+def test_refusals_without_retry_after_pause_longer_each_time(limiter: Limiter, clock: Clock, name: str) -> None:
     first = 60 if name == "slow" else 1
     for said in (None, 0, -3):
         assert limiter.throttled(name, retry_after=said) == first, "and once for all that were on their way"
@@ -55,7 +55,7 @@ def test_it_has_not_said(limiter: Limiter, clock: Clock, name: str) -> None:
     assert pauses == ([60] * 8 if name == "slow" else [2, 4, 8, 16, 32, 60, 60, 60])
 
 
-def test_calls_that_were_on_their_way_say_nothing_new(limiter: Limiter, clock: Clock) -> None:
+def test_refusals_of_earlier_calls_extend_no_pause(limiter: Limiter, clock: Clock) -> None:
     before = clock.us
     clock.advance(0.01)
     assert limiter.throttled("api", granted_at=before) == 1
@@ -68,7 +68,7 @@ def test_calls_that_were_on_their_way_say_nothing_new(limiter: Limiter, clock: C
     assert limiter.throttled("api", granted_at=clock.us) == 1, "fifty calls have passed before it"
 
 
-def test_what_an_operator_says_holds(limiter: Limiter, clock: Clock) -> None:
+def test_pauses_and_resumes_of_an_operator_win(limiter: Limiter, clock: Clock) -> None:
     limiter.pause("api", 100, by="anna")
     assert limiter.config("api").paused_by == "anna"
     assert limiter.throttled("api", retry_after=5) == 100
@@ -80,7 +80,7 @@ def test_what_an_operator_says_holds(limiter: Limiter, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("stored", [None, "50/s"])
-def test_no_burst_meets_the_upstream(limiter: Limiter, clock: Clock, stored: str | None) -> None:
+def test_no_burst_follows_a_pause(limiter: Limiter, clock: Clock, stored: str | None) -> None:
     if stored:
         limiter.set_rate("api", stored)
     interval = 20_000 if stored else 10_000
@@ -94,14 +94,14 @@ def test_no_burst_meets_the_upstream(limiter: Limiter, clock: Clock, stored: str
     assert starts == [interval * number for number in range(20)]
 
 
-def test_a_bucket_that_is_in_debt_stays_so(limiter: Limiter, clock: Clock) -> None:
+def test_pause_keeps_the_debt_of_a_bucket(limiter: Limiter, clock: Clock) -> None:
     limiter.charge("api", 1000)
     limiter.throttled("api", retry_after=5)
     clock.advance(5)
     assert limiter.acquire("api").retry_after == pytest.approx(4.91)
 
 
-def test_keys(limiter: Limiter) -> None:
+def test_pauses_apply_to_one_key(limiter: Limiter) -> None:
     assert limiter.throttled("tenants", key="7", retry_after=5) == 5
     assert limiter.acquire("tenants", key="7").retry_after == 5
     assert limiter.acquire("tenants", key="8")
@@ -112,14 +112,14 @@ def test_keys(limiter: Limiter) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), "5", True, [5]])
-def test_values_that_are_no_seconds(limiter: Limiter, value: object) -> None:
+def test_bad_values_raise(limiter: Limiter, value: object) -> None:
     with pytest.raises(ConfigurationError, match="retry_after"):
         limiter.throttled("api", retry_after=value)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="granted_at"):
         limiter.throttled("api", granted_at=value)  # type: ignore[arg-type]
 
 
-def test_the_history_keeps_the_last_of_many(limiter: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_history_keeps_the_last_throttle(limiter: Limiter, clock: Clock, store: redis.Redis) -> None:
     limiter.set_rate("api", "50/s", by="anna")
     for number in range(5):
         limiter.throttled("api", by="429 of task charge", reason=f"of task {number}", retry_after=5)
@@ -173,7 +173,7 @@ def test_refused_tasks_have_the_first_permits_after_a_short_pause(
         Concurrency(2),
     ],
 )
-def test_of_other_limits_no_permit_is_taken(frozen: Limiter, clock: Clock, limit: Any) -> None:
+def test_throttle_of_other_limits_takes_no_permit(frozen: Limiter, clock: Clock, limit: Any) -> None:
     demand = LimitRequest(limit, "line")
     paused = frozen._asker.drive(report_throttle(frozen._asker.core, demand, "{}", 0.3, None, takes=True))
     assert paused == (0.3, None, 0)
@@ -182,7 +182,7 @@ def test_of_other_limits_no_permit_is_taken(frozen: Limiter, clock: Clock, limit
 
 
 @pytest.mark.parametrize("burst", [1, 50])
-def test_the_rate_rises_after_the_pause(limiter: Limiter, clock: Clock, burst: int) -> None:
+def test_rate_ramps_up_after_a_pause(limiter: Limiter, clock: Clock, burst: int) -> None:
     limiter.quotas["ramp"] = limit = Limit("100/s", burst=burst, name="ramp", resume_over=10)
     assert limiter.throttled(limit, retry_after=5) == 5
     began = clock.us + 5_000_000
@@ -204,7 +204,7 @@ def test_the_rate_rises_after_the_pause(limiter: Limiter, clock: Clock, burst: i
     assert not config.paused
 
 
-def test_the_ramp_begins_anew_and_what_people_store_stays(limiter: Limiter, clock: Clock) -> None:
+def test_ramp_restarts_and_operator_settings_stay(limiter: Limiter, clock: Clock) -> None:
     limiter.quotas["ramp"] = limit = Limit("100/s", name="ramp", resume_over=10)
     for _ in range(2):
         limiter.throttled(limit, retry_after=5, by="429 of task charge")
@@ -218,7 +218,7 @@ def test_the_ramp_begins_anew_and_what_people_store_stays(limiter: Limiter, cloc
     assert limiter.config("ramp").by == "anna"
 
 
-def test_a_ramp_is_for_a_token_bucket() -> None:
+def test_ramp_needs_a_token_bucket() -> None:
     for options in (
         {"algorithm": "sliding_log"},
         {"debt": 1},
@@ -229,7 +229,7 @@ def test_a_ramp_is_for_a_token_bucket() -> None:
             Limit("100/s", resume_over=10, **options)  # type: ignore[arg-type]
 
 
-def test_what_upstreams_cause_is_counted_by_source(limiter: Limiter, clock: Clock) -> None:
+def test_upstream_pauses_are_counted_by_source(limiter: Limiter, clock: Clock) -> None:
     limiter.throttled("api", retry_after=1)
     limiter.throttled("api", retry_after=1)
     for left in "09":
@@ -254,7 +254,7 @@ def test_what_upstreams_cause_is_counted_by_source(limiter: Limiter, clock: Cloc
         (Limit("10/s", resume_over=10), 0),
     ],
 )
-def test_resume_ends_an_upstreams_pause(limiter: Limiter, clock: Clock, limit: Limit, taken: int) -> None:
+def test_resume_ends_an_upstream_pause(limiter: Limiter, clock: Clock, limit: Limit, taken: int) -> None:
     """As if it had ended by itself then: calls leave at the rate, without a burst, and debt stays."""
     limiter.quotas["here"] = limit
     if taken:

@@ -16,7 +16,7 @@ def set_weight(limiter: Limiter, key: str, weight: float | None) -> bool:
     return limiter.set_weight(FAIR.limit, key, weight, by="me")
 
 
-def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(frozen: Limiter, parking: Backlog) -> None:
+def test_stored_weight_overrides_the_code_until_removed(frozen: Limiter, parking: Backlog) -> None:
     code = limit(weights={"a": 0.5})
     park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
     assert set_weight(frozen, "a", 4)
@@ -28,9 +28,7 @@ def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(fro
     assert abs(sum(id[0] == "a" for id in ids(looked.leaving)[:30]) - 10) <= 1
 
 
-def test_a_change_holds_for_those_that_have_had_their_turn_under_the_weight_before(
-    frozen: Limiter, parking: Backlog, clock: Clock
-) -> None:
+def test_changed_weight_applies_to_later_turns(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
     set_weight(frozen, "a", 0.001)
     first = ids(leave(parking, limit("20/s"), horizon=0.5))
@@ -40,7 +38,7 @@ def test_a_change_holds_for_those_that_have_had_their_turn_under_the_weight_befo
     assert abs(sum(id[0] == "a" for id in ids(leave(parking, limit("20/s"), horizon=0.5))) - 5) <= 1
 
 
-def test_0_holds_back_until_there_is_a_weight_again(frozen: Limiter, parking: Backlog) -> None:
+def test_weight_0_holds_tasks_back_until_changed(frozen: Limiter, parking: Backlog) -> None:
     set_weight(frozen, "a", 0)
     park(parking, *[to_park("a", f"a{number}") for number in range(5)])
     assert parking.due(["api"]) == [BUCKET], "a limit that has one bucket is touched by the change"
@@ -53,7 +51,7 @@ def test_0_holds_back_until_there_is_a_weight_again(frozen: Limiter, parking: Ba
 
 
 @pytest.mark.parametrize("back", [None, 2.0])
-def test_many_are_held_back_and_all_of_them_come_out(frozen: Limiter, parking: Backlog, back: float | None) -> None:
+def test_many_held_back_tasks_all_leave(frozen: Limiter, parking: Backlog, back: float | None) -> None:
     """Of more changes than the store remembers one by one."""
     names = [f"t{number}" for number in range(150)]
     for name in names:
@@ -65,7 +63,7 @@ def test_many_are_held_back_and_all_of_them_come_out(frozen: Limiter, parking: B
     assert sorted(ids(leave(parking))) == sorted(f"{name}@q" for name in names)
 
 
-def test_a_lot_is_not_woken_twice_for_one_change(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
+def test_backlog_is_woken_once_per_change(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park("a", f"a{number}") for number in range(5)])
     set_weight(frozen, "a", 3)
     parking.due(["api"])
@@ -76,7 +74,7 @@ def test_a_lot_is_not_woken_twice_for_one_change(frozen: Limiter, parking: Backl
     assert parking.due(["api"]) == [BUCKET]
 
 
-def test_what_is_stored_is_read_with_who_and_when(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_stored_weight_shows_author_and_time(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     code = limit(weights={"gold": 4, "silver": 2}).limit
     frozen.set_weight(code, "gold", 7, by="me")
     clock.advance(2)
@@ -90,7 +88,7 @@ def test_what_is_stored_is_read_with_who_and_when(frozen: Limiter, clock: Clock,
     assert [each.since for each in found.values()] == [START / 1e6, 0.0, START / 1e6 + 2]
 
 
-def test_a_name_that_nobody_knows_a_weight_that_cannot_be_and_a_limit_that_is_not_fair(limiter: Limiter) -> None:
+def test_bad_names_weights_and_limits_raise(limiter: Limiter) -> None:
     limiter.quotas["stripe"] = FAIR.limit
     with pytest.raises(ConfigurationError, match="stripe"):
         limiter.set_weight("strip", "a", 1)
@@ -105,9 +103,7 @@ def test_a_name_that_nobody_knows_a_weight_that_cannot_be_and_a_limit_that_is_no
         limiter.set_weight(Limit("5/s", name="plain"), "a", 1)
 
 
-def test_the_state_of_the_bucket_stays_when_weights_change(
-    frozen: Limiter, parking: Backlog, store: redis.Redis
-) -> None:
+def test_changed_weights_keep_the_bucket(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
     code = limit("10/s", burst=5)
     assert all(frozen.acquire(code.limit).allowed for _ in range(5))
     set_weight(frozen, "a", 3)

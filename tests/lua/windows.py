@@ -39,7 +39,7 @@ def most(numbers: Numbers, length: int, overdrawn: bool = False) -> int | None:
 def check_every_window(starts: list[Start], limit: LimitRequest, stepped_back: int = 0) -> None:
     """Law 1: no more permits than the limit's algorithm allows, in any interval whatever.
 
-    ``stepped_back``: how often the clock did. It runs through a window twice then: they are not those of true time.
+    ``stepped_back``: how often the clock did. It runs through a window twice then: they are not windows of true time.
     """
     numbers, starts = Numbers.of(limit), sorted(starts)
     total = [0, *accumulate(start.cost for start in starts)]

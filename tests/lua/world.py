@@ -1,4 +1,4 @@
-"""The store and the model side by side: whatever is asked is asked of both."""
+"""The store and the model side by side: every call goes to both."""
 
 from __future__ import annotations
 

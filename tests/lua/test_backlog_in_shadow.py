@@ -1,4 +1,4 @@
-"""What is parked for a limit that is in shadow leaves, and changes nothing of what the limit has granted."""
+"""Tasks parked for a limit in shadow leave, and the limit's grants stay as they were."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def let_out(parking: Backlog, limit: Limit) -> int:
     ],
 )
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
+def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
     frozen: Limiter, clock: Clock, options: dict[str, Any], stored: bool
 ) -> None:
-    """Others may have it in force: an older code, or somebody has just said so."""
+    """Others may have it in force: an older code, or a recent operator change."""
     limit = Limit("10/h", name="api", **options)
     if stored:
         frozen.set_rate("api", limit, force=True)
@@ -53,8 +53,8 @@ def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
     assert not frozen.acquire(limit).allowed
 
 
-def test_slots_of_before_hold_up_nobody(frozen: Limiter, clock: Clock) -> None:
-    """Those that have lost their slots elsewhere are not looked for at each look, before anybody leaves."""
+def test_old_slots_delay_no_task_in_shadow(frozen: Limiter, clock: Clock) -> None:
+    """Tasks without slots are not searched for at each poll before tasks leave."""
     limit = Limit("100/s", name="api")
     parking = Backlog(frozen, "fleet", 3600)
     park(parking, 500)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
-from .frozen import FROZEN_STORE
 from .test_fair_shares import BUCKET, SHARES, TURNS, leave, limit, park, to_park
 
 TENANTS = "abcd"
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
 @dataclass
@@ -43,7 +34,7 @@ class Model:
         self.tags[share] = max(self.clock, self.tags.get(share, 0.0))
 
     def first(self) -> str:
-        """Whose turn is next. Who has nothing waiting stays until it would be next."""
+        """The share whose turn is next. A share without tasks stays until it would be next."""
         while self.tags:
             share = min(self.tags, key=lambda share: (self.tags[share], share))
             if self.waiting[share]:
@@ -75,16 +66,16 @@ ACT = st.one_of(
 )
 @settings(max_examples=100)
 def test_tasks_leave_as_by_the_model_and_the_bound_holds(
-    world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int, int]], weights: dict[str, float]
+    store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int, int]], weights: dict[str, float]
 ) -> None:
-    store, limiter = world
+    store, limiter = store_and_limiter
     for key in store.scan_iter("*"):
         store.delete(key)
     parking, now, number = Backlog(limiter, "fleet", 3600), START, 0
     store.set("test:clock", now)
     model, asked = Model(weights), limit("100/s", burst=40, weights=weights)
     served: list[tuple[str, int]] = []
-    waits: list[set[str]] = []  # at each of these, who had tasks waiting before it and after it
+    waits: list[set[str]] = []  # the shares with tasks waiting before and after each of these
     for tenant, some, cost, order in [*acts, *[("", 200, 0, 0)] * 20]:
         if tenant:
             come = range(number, number := number + some)

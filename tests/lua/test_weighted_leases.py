@@ -1,4 +1,4 @@
-"""A lease may hold several places: as many count, are given back together, and nobody who waits for many is starved."""
+"""A lease may hold several permits: all count, return together, and a request for many is not starved."""
 
 from __future__ import annotations
 
@@ -50,22 +50,7 @@ def hand_over(
 # -- How many are held -------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_holds_as_many_places_as_it_costs(frozen: Limiter) -> None:
-    first = frozen.acquire(GPU, cost=4)
-    assert (first.allowed, first.remaining) == (True, 6)
-    assert frozen.acquire(GPU, cost=4).remaining == 2
-    refused = frozen.acquire(GPU, cost=4)
-    assert (refused.allowed, refused.remaining, refused.limited_by) == (False, 2, "gpu")
-    assert frozen.available(GPU) == 2
-    assert frozen.acquire(GPU, cost=2).remaining == 0
-    assert not frozen.peek(GPU, cost=1).allowed
-    assert frozen.release(first)
-    assert frozen.available(GPU) == 4
-    assert not frozen.release(first)
-    assert frozen.available(GPU) == 4
-
-
-def test_all_places_of_a_lease_expire_together(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_permits_of_a_lease_expire_together(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     first, second = frozen.acquire(GPU, cost=7), frozen.acquire(GPU, cost=3)
     clock.advance(40)
     assert frozen.renew(first)
@@ -80,16 +65,7 @@ def test_all_places_of_a_lease_expire_together(frozen: Limiter, clock: Clock, st
     assert store.zscore(LEASES, "\0+") == -9, "what has expired is gone from the sum"
 
 
-def test_nothing_is_noted_where_all_take_one(frozen: Limiter, store: redis.Redis) -> None:
-    for number in range(12):
-        ask(frozen, f"t{number}", 1)
-    assert [each for each in store.zrange(LEASES, 0, -1) if each[:1] == "\2" or each == "\0+"] == []
-    for number in range(10):
-        assert release(frozen, f"t{number}", 1)
-    assert ask(frozen, "t10", 1)
-
-
-def test_a_cost_above_the_limit_is_impossible(frozen: Limiter) -> None:
+def test_cost_above_the_limit_raises(frozen: Limiter) -> None:
     with pytest.raises(ImpossibleRequest, match="'gpu' can never grant 11"):
         frozen.acquire(GPU, cost=11)
     with pytest.raises(ConfigurationError, match="can never grant 3"):
@@ -103,11 +79,11 @@ def test_a_cost_above_the_limit_is_impossible(frozen: Limiter) -> None:
 
 
 @pytest.mark.parametrize("limits", [GPU, [GPU, Concurrency(20, name="memory")]])
-def test_a_cost_of_the_call_is_of_places_where_no_limit_is_a_rate(frozen: Limiter, limits: object) -> None:
+def test_call_cost_applies_to_concurrency_without_a_rate(frozen: Limiter, limits: object) -> None:
     assert frozen.acquire(limits, cost=4).states[0].remaining == 6  # type: ignore[arg-type]
 
 
-def test_beside_a_rate_places_keep_their_own_cost(frozen: Limiter) -> None:
+def test_call_cost_applies_to_the_rate_beside_a_concurrency(frozen: Limiter) -> None:
     tokens = Limit("1000/h", burst=1000, name="tokens")
     assert [each.remaining for each in frozen.acquire([tokens, GPU], cost=900).states] == [100, 9]
     several = Concurrency(10, name="gpu", cost=3)
@@ -115,7 +91,7 @@ def test_beside_a_rate_places_keep_their_own_cost(frozen: Limiter) -> None:
     assert frozen.available([tokens, several]) == 6
 
 
-def test_costs_of_limits_and_of_arguments(frozen: Limiter) -> None:
+def test_costs_come_from_limits_and_arguments(frozen: Limiter) -> None:
     assert frozen.acquire(Concurrency(10, name="gpu", cost=3)).remaining == 7
     by_argument = Concurrency(10, name="gpu", cost="gpus", key="{host}")
     decision = frozen.acquire(by_argument, args={"gpus": 4, "host": "a"})
@@ -132,15 +108,7 @@ def test_costs_of_limits_and_of_arguments(frozen: Limiter) -> None:
     assert frozen.available(GPU) == 7
 
 
-def test_a_run_that_asks_again_finds_its_lease(frozen: Limiter) -> None:
-    for _ in range(3):
-        assert ask(frozen, "run", 6)
-    assert frozen.available(GPU) == 4
-    assert release(frozen, "run", 6)
-    assert frozen.available(GPU) == 10
-
-
-def test_a_limit_that_is_stored_by_its_name_holds_for_each_key(frozen: Limiter) -> None:
+def test_stored_concurrency_applies_to_each_key(frozen: Limiter) -> None:
     by_key = Concurrency(10, name="gpu", key="{host}")
     assert frozen.set_rate("gpu", Concurrency(1), force=True)
     assert frozen.acquire(by_key, key="a").allowed
@@ -154,7 +122,7 @@ def test_a_limit_that_is_stored_by_its_name_holds_for_each_key(frozen: Limiter) 
 
 @dataclass
 class Model:
-    """Leases without a line: who holds how many, and until when."""
+    """Leases without a line: holder, number of permits and end."""
 
     limit: int
     lease: int
@@ -198,7 +166,7 @@ def alone(server: EmbeddedServer) -> Iterator[tuple[Limiter, redis.Redis]]:
 
 @given(limit=st.integers(1, 9), trace=st.lists(ACTS, max_size=40))
 @settings(max_examples=150)
-def test_the_store_holds_what_a_model_holds(
+def test_weighted_leases_match_the_model(
     alone: tuple[Limiter, redis.Redis], limit: int, trace: list[tuple[str, int, str, int]]
 ) -> None:
     limiter, store = alone
@@ -221,7 +189,7 @@ def test_the_store_holds_what_a_model_holds(
         assert limiter.available(asked) == model.free()
 
 
-# -- Who goes first ----------------------------------------------------------------------------------------------------
+# -- Order -------------------------------------------------------------------------------------------------------------
 
 
 def hold(frozen: Limiter, number: int) -> None:
@@ -230,11 +198,11 @@ def hold(frozen: Limiter, number: int) -> None:
 
 
 def left(limiter: Limiter) -> int:
-    """Places that nobody holds; they may be set aside."""
+    """Permits that no lease holds; they may be set aside."""
     return limiter.peek(GPU, cost=1).remaining
 
 
-def test_places_that_become_free_are_kept_for_the_first_that_waits(frozen: Limiter, clock: Clock) -> None:
+def test_freed_permits_are_kept_for_the_first_waiter(frozen: Limiter, clock: Clock) -> None:
     hold(frozen, 5)
     assert not ask(frozen, "large", 8)
     clock.advance(0.01)
@@ -253,7 +221,7 @@ def test_places_that_become_free_are_kept_for_the_first_that_waits(frozen: Limit
     assert ask(frozen, "small", 1)
 
 
-def test_of_several_large_ones_the_first_goes_first(frozen: Limiter, clock: Clock) -> None:
+def test_first_of_several_large_requests_goes_first(frozen: Limiter, clock: Clock) -> None:
     hold(frozen, 5)
     for id, cost in (("one", 8), ("two", 6), ("three", 7)):
         assert not ask(frozen, id, cost)
@@ -270,20 +238,8 @@ def test_of_several_large_ones_the_first_goes_first(frozen: Limiter, clock: Cloc
     assert ask(frozen, "two", 6)
 
 
-def test_who_waits_for_one_since_before_goes_before(frozen: Limiter, clock: Clock) -> None:
-    hold(frozen, 10)
-    assert not ask(frozen, "small", 1)
-    clock.advance(0.001)
-    assert not ask(frozen, "large", 8)
-    clock.advance(0.001)
-    assert not ask(frozen, "later", 1)
-    assert release(frozen, "held 0", 1)
-    assert not ask(frozen, "later", 1)
-    assert ask(frozen, "small", 1)
-
-
 @pytest.mark.parametrize("how", ["gives up", "is late", "asks without a slot"])
-def test_nothing_is_kept_for_one_that_does_not_wait(frozen: Limiter, clock: Clock, how: str) -> None:
+def test_permits_are_not_kept_for_absent_requests(frozen: Limiter, clock: Clock, how: str) -> None:
     hold(frozen, 5)
     assert not ask(frozen, "large", 8, claim=0.0 if how == "asks without a slot" else 60.0)
     if how == "gives up":
@@ -305,7 +261,7 @@ def long_held(frozen: Limiter, clock: Clock) -> None:
     assert frozen._asker.release([LeasesToRelease("long", [places(10)], START)])
 
 
-def test_one_that_died_keeps_nothing_for_the_minutes_until_its_slot(frozen: Limiter, clock: Clock) -> None:
+def test_dead_request_loses_kept_permits_in_seconds(frozen: Limiter, clock: Clock) -> None:
     long_held(frozen, clock)
     hold(frozen, 5)
     clock.advance(1)
@@ -319,7 +275,7 @@ def test_one_that_died_keeps_nothing_for_the_minutes_until_its_slot(frozen: Limi
     assert ask(frozen, "small", 1), "it has not asked for some seconds"
 
 
-def test_the_first_that_asks_on_goes_first_where_leases_are_held_for_long(frozen: Limiter, clock: Clock) -> None:
+def test_first_polling_request_goes_first_with_long_leases(frozen: Limiter, clock: Clock) -> None:
     long_held(frozen, clock)
     hold(frozen, 5)
     for _ in range(2):
@@ -335,7 +291,7 @@ def test_the_first_that_asks_on_goes_first_where_leases_are_held_for_long(frozen
     assert ask(frozen, "one", 8, claim=3600.0)
 
 
-def test_a_request_that_waits_for_another_limit_keeps_no_places_idle(frozen: Limiter, clock: Clock) -> None:
+def test_request_waiting_for_another_limit_keeps_no_permits_idle(frozen: Limiter, clock: Clock) -> None:
     assert frozen._asker.ask([RATE]).allowed
     hold(frozen, 4)
     assert not ask(frozen, "large", 8, RATE), "in a minute"
@@ -343,7 +299,7 @@ def test_a_request_that_waits_for_another_limit_keeps_no_places_idle(frozen: Lim
     assert ask(frozen, "small", 1)
 
 
-def test_marks_of_dead_requests_are_cleared(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_entries_of_dead_requests_are_removed(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     hold(frozen, 5)
     for index in range(20):
         assert not ask(frozen, f"dead {index}", 8)
@@ -357,7 +313,7 @@ def test_marks_of_dead_requests_are_cleared(frozen: Limiter, clock: Clock, store
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_and_few_places_are_served_in_bounded_time(frozen: Limiter, clock: Clock, seed: int) -> None:
+def test_large_and_small_requests_are_served_in_bounded_time(frozen: Limiter, clock: Clock, seed: int) -> None:
     """Callers that always want to hold 1, 5, 8 or 10 of ten places, for 0.2 s each: none waits for long."""
     luck = random.Random(seed)
     wants = {f"{cost}.{index}": cost for cost in (1, 1, 1, 5, 8, 10) for index in range(2)}
@@ -386,14 +342,14 @@ def test_many_and_few_places_are_served_in_bounded_time(frozen: Limiter, clock: 
 # -- Leases that are handed over, and held -----------------------------------------------------------------------------
 
 
-def test_a_lease_of_many_goes_on_to_the_next_in_one_step(frozen: Limiter) -> None:
+def test_weighted_lease_passes_on_in_one_step(frozen: Limiter) -> None:
     assert hand_over(frozen, "a", cost=8) == [True]
     assert hand_over(frozen, "b", cost=8) == [False]
     assert hand_over(frozen, "b", "c", cost=8, ended=(("a", 8),)) == [True, False]
     assert left(frozen) == 2
 
 
-def test_a_caller_that_waits_has_its_places_held_once_there_are_as_many(frozen: Limiter, clock: Clock) -> None:
+def test_permits_are_held_for_a_waiting_caller(frozen: Limiter, clock: Clock) -> None:
     assert ask(frozen, "a", 6)
     assert ask(frozen, "b", 4)
     assert hand_over(frozen, "large", cost=8, ear="@") == [False]
@@ -408,7 +364,7 @@ def test_a_caller_that_waits_has_its_places_held_once_there_are_as_many(frozen: 
     assert left(frozen) == 9
 
 
-def test_places_that_are_held_for_one_that_does_not_come_are_free_again(frozen: Limiter, clock: Clock) -> None:
+def test_held_permits_of_an_absent_caller_are_freed(frozen: Limiter, clock: Clock) -> None:
     assert ask(frozen, "a", 6)
     for _ in range(3):
         assert hand_over(frozen, "large", cost=8, ear="@") == [False]
@@ -419,7 +375,7 @@ def test_places_that_are_held_for_one_that_does_not_come_are_free_again(frozen: 
         assert ask(frozen, "a", 6)
 
 
-def test_parked_tasks_of_many_places_come_in_their_order(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
+def test_parked_weighted_tasks_leave_in_order(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     asked = places(4)
     holder = frozen._asker.ask([places(10)], id="holder")
     for number in range(5):
@@ -435,7 +391,7 @@ def test_parked_tasks_of_many_places_come_in_their_order(frozen: Limiter, parkin
 
 
 @pytest.mark.parametrize("way", ["acquire", "hand_over"])
-def test_whatever_is_asked_no_more_places_are_held(frozen: Limiter, clock: Clock, way: str) -> None:
+def test_random_costs_never_exceed_the_limit(frozen: Limiter, clock: Clock, way: str) -> None:
     luck = random.Random(7)
     held: dict[str, int] = {}
     how: dict[str, Callable[[str, int], bool]] = {

@@ -1,4 +1,4 @@
-"""Tasks that have left the backlog and cannot be published: seen, named with the error, tried ever more seldom."""
+"""Tasks that cannot be published are listed with the broker's error and retried less and less often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_ratelimit.backlog.tuning import MAX_PUBLISH_PAUSE, PUBLISH_TIMEOUT
 from tests.conftest import START, Clock
 from tests.parks import packed
 
-from .test_parking import BUCKET, let_out
+from .backlog_steps import BUCKET, let_out
 
 MARKER = {"queue": "orders", "eta": None, "exchange": "", "routing_key": "orders"}
 HEADERS = {"id": "task", "celery-ratelimit-return": MARKER}
@@ -70,7 +70,7 @@ def rejected() -> set[str]:
     raise ValueError("frame too large")
 
 
-def test_it_is_found_as_long_as_it_is_not_at_the_broker(world: World) -> None:
+def test_unroutable_task_is_listed_until_published(world: World) -> None:
     world.wait(2 * PUBLISH_TIMEOUT)
     assert len(world.tries) > 1
     assert world.found
@@ -84,9 +84,7 @@ def test_it_is_found_as_long_as_it_is_not_at_the_broker(world: World) -> None:
     ("answer", "error"),
     [(lambda: {"orders.throttled"}, "the broker has no such queue"), (rejected, "ValueError('frame too large')")],
 )
-def test_it_is_named_with_the_brokers_error_until_it_is_published(
-    world: World, answer: Callable[[], set[str]], error: str
-) -> None:
+def test_unroutable_task_shows_the_brokers_error(world: World, answer: Callable[[], set[str]], error: str) -> None:
     world.answer = answer
     world.wait(2)
     assert world.failures == [("orders.throttled", error)]
@@ -95,7 +93,7 @@ def test_it_is_named_with_the_brokers_error_until_it_is_published(
     assert world.failures == []
 
 
-def test_it_is_tried_ever_more_seldom(world: World) -> None:
+def test_unroutable_task_is_retried_less_and_less_often(world: World) -> None:
     world.wait(3 * MAX_PUBLISH_PAUSE)
     pauses = [later - earlier for earlier, later in zip(world.tries, world.tries[1:], strict=False)]
     assert pauses == sorted(pauses)
@@ -104,7 +102,7 @@ def test_it_is_tried_ever_more_seldom(world: World) -> None:
     assert world.failures
 
 
-def test_a_failure_of_which_no_worker_has_heard_again_is_forgotten(world: World) -> None:
+def test_unconfirmed_publish_failure_is_forgotten(world: World) -> None:
     world.wait(2)
     world.clock.advance(3 * MAX_PUBLISH_PAUSE)
     assert world.failures == []

@@ -1,4 +1,4 @@
-"""A call that was made before takes few steps, and is decided like the first one."""
+"""A repeated acquire takes few steps, and is decided like the first one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def steps_of(call: Callable[[], Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_was_made_before_takes_few_steps(limiter: Limiter, name: str) -> None:
+def test_repeated_call_takes_few_steps(limiter: Limiter, name: str) -> None:
     call = CALLS[name]
     for _ in range(3):
         assert call(limiter).allowed
@@ -64,7 +64,7 @@ def test_a_call_that_was_made_before_takes_few_steps(limiter: Limiter, name: str
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_is_decided_like_the_first(limiter: Limiter, name: str) -> None:
+def test_repeated_call_is_decided_like_the_first(limiter: Limiter, name: str) -> None:
     first, second, third = [CALLS[name](limiter) for _ in range(3)]
     assert {first.id, second.id, third.id} == {first.id} ^ {second.id} ^ {third.id}, "three ids"
     for decision in (second, third):
@@ -74,7 +74,7 @@ def test_it_is_decided_like_the_first(limiter: Limiter, name: str) -> None:
         assert limiter.settle(decision, 3)
 
 
-def test_it_is_refused_and_counted_like_the_first(limiter: Limiter) -> None:
+def test_repeated_call_is_refused_and_counted_like_the_first(limiter: Limiter) -> None:
     narrow = Limit("1/h", name="narrow", burst=2)
     said = [limiter.acquire(narrow) for _ in range(4)]
     assert [each.allowed for each in said] == [True, True, False, False]
@@ -85,7 +85,7 @@ def test_it_is_refused_and_counted_like_the_first(limiter: Limiter) -> None:
     assert (results["acquired"], results["refused"]) == (2, 2)
 
 
-def test_another_quota_under_the_name_holds_at_once(limiter: Limiter) -> None:
+def test_changed_quota_applies_at_once(limiter: Limiter) -> None:
     for _ in range(2):
         assert limiter.acquire("stripe").capacity == 1000
     limiter.quotas["stripe"] = Limit("10/s", burst=7)
@@ -96,7 +96,7 @@ def test_another_quota_under_the_name_holds_at_once(limiter: Limiter) -> None:
         limiter.acquire("stripe")
 
 
-def test_what_is_stored_holds_at_once(limiter: Limiter, server: EmbeddedServer) -> None:
+def test_stored_settings_apply_at_once(limiter: Limiter, server: EmbeddedServer) -> None:
     for _ in range(2):
         assert limiter.acquire("stripe").allowed
         assert limiter.acquire("more", cost=2).allowed
@@ -113,14 +113,14 @@ def test_what_is_stored_holds_at_once(limiter: Limiter, server: EmbeddedServer) 
             limiter.acquire("more", cost=2)
 
 
-def test_a_cost_of_another_type_is_not_taken_for_the_number(limiter: Limiter) -> None:
+def test_cost_of_another_type_is_not_confused(limiter: Limiter) -> None:
     for _ in range(2):
         assert limiter.acquire(WIDE, cost=1).allowed
     with pytest.raises(ConfigurationError, match="cost=True is not a whole number"):
         limiter.acquire(WIDE, cost=True)
 
 
-def test_a_store_that_has_lost_the_script_is_sent_it(limiter: Limiter, store: redis.Redis) -> None:
+def test_lost_script_is_sent_again(limiter: Limiter, store: redis.Redis) -> None:
     for _ in range(2):
         assert limiter.acquire(WIDE).allowed
     store.script_flush()
@@ -128,7 +128,7 @@ def test_a_store_that_has_lost_the_script_is_sent_it(limiter: Limiter, store: re
     assert limiter.acquire(WIDE).remaining <= before
 
 
-def test_the_switch_for_tests_holds_at_once(limiter: Limiter) -> None:
+def test_test_switch_applies_at_once(limiter: Limiter) -> None:
     for _ in range(2):
         limiter.acquire(WIDE)
     with set_testing():
@@ -136,7 +136,7 @@ def test_the_switch_for_tests_holds_at_once(limiter: Limiter) -> None:
     assert limiter.acquire(WIDE)._granted_at > 0
 
 
-def test_a_store_that_is_gone_is_noted(limiter: Limiter, server: EmbeddedServer) -> None:
+def test_lost_store_is_noted(limiter: Limiter, server: EmbeddedServer) -> None:
     for _ in range(2):
         limiter.acquire(WIDE)
     assert limiter._counting is not None

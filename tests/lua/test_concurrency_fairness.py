@@ -32,7 +32,7 @@ def ask_again(limiter: Limiter, id: str, demands: list[LimitRequest]) -> Decisio
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_two_requests_of_two_limits_do_not_wait_for_each_other(frozen: Limiter, clock: Clock, seed: int) -> None:
+def test_two_requests_of_two_limits_do_not_deadlock(frozen: Limiter, clock: Clock, seed: int) -> None:
     """Two callers hold 1 + 4 or 4 + 1 places for 0.05 s, call after call, and nap as blocking calls do."""
     luck, holds = random.Random(seed), dict[str, int]()
     wants = {id: luck.choice([(1, 4), (4, 1)]) for id in "ab"}
@@ -57,7 +57,7 @@ def test_two_requests_of_two_limits_do_not_wait_for_each_other(frozen: Limiter, 
         assert holds or idle < 5, f"all eight places were free for {idle:.1f} s, and both wait: {wants}"
 
 
-def test_two_blocking_callers_of_two_limits_go_on(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_two_blocking_callers_do_not_deadlock(server: EmbeddedServer, store: redis.Redis) -> None:
     limiter = Limiter.from_url(server.url + PATIENT, counts=False)
 
     def loop(gpu: int, mem: int) -> None:
@@ -73,9 +73,7 @@ def test_two_blocking_callers_of_two_limits_go_on(server: EmbeddedServer, store:
 
 
 @pytest.mark.parametrize("callers", [3, 8])
-def test_blocking_callers_of_one_place_do_not_starve_one_of_all(
-    server: EmbeddedServer, store: redis.Redis, callers: int
-) -> None:
+def test_small_callers_do_not_starve_a_large_one(server: EmbeddedServer, store: redis.Redis, callers: int) -> None:
     limiter, stop = Limiter.from_url(server.url + PATIENT), threading.Event()
 
     def light() -> None:
@@ -103,7 +101,7 @@ def test_blocking_callers_of_one_place_do_not_starve_one_of_all(
     assert got == [True], "each of the others was served many times meanwhile"
 
 
-def test_the_estimated_wait_does_not_grow_while_places_come_free(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_estimated_wait_shrinks_as_leases_end(server: EmbeddedServer, store: redis.Redis) -> None:
     limiter, stop = Limiter.from_url(server.url + PATIENT), threading.Event()
 
     def light() -> None:

@@ -1,13 +1,12 @@
-"""Whatever happens to a lot that is shared: nobody is lost, nobody leaves twice, and nothing is left behind."""
+"""A backlog of shares under random faults: no task is lost or leaves twice, and no key stays."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,17 +17,10 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
-from .frozen import FROZEN_STORE
 from .test_fair_shares import BUCKET, SHARES, TURNS, limit, to_park
 
 TENANTS = ["a", "b", "", "é / \0", "x" * 100]
 KEPT = "ratelimit:v1:{api}::"
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
 ACT = st.one_of(
@@ -54,8 +46,10 @@ ACT = st.one_of(
 
 @given(acts=st.lists(ACT, min_size=1, max_size=40))
 @settings(max_examples=150)
-def test_nobody_is_lost(world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[Any, ...]]) -> None:
-    store, limiter = world
+def test_random_faults_lose_no_task(
+    store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[Any, ...]]
+) -> None:
+    store, limiter = store_and_limiter
     for key in store.scan_iter("*"):
         store.delete(key)
     lot = Lot(store, Backlog(limiter, "fleet", 3600), limiter)
@@ -181,7 +175,7 @@ class Lot:
             assert found.before <= 2 * self.number
 
 
-def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_concurrent_parks_and_returns_lose_no_task(server: EmbeddedServer, store: redis.Redis) -> None:
     """On a clock that goes: each leaves once."""
     asked, left, parks = limit("100000/s", burst=1000), list[str](), threading.Barrier(23)
 
@@ -208,7 +202,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
     assert not store.exists(SHARES, TURNS)
 
 
-def test_a_store_that_is_killed_finds_the_turns_again() -> None:
+def test_turns_survive_a_killed_store() -> None:
     """As far as it has what is parked: here it writes that before it answers."""
     server = EmbeddedServer(persist=True)
     try:

@@ -1,4 +1,4 @@
-"""The store loses keys of a lot while tasks are parked: what has its message runs, and what is sent later runs."""
+"""The store loses keys of a backlog: tasks with a payload still run, and so do later tasks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def lose(store: redis.Redis, asked: LimitRequest) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("kinds", LOST, ids="+".join)
-def test_what_has_its_message_runs(
+def test_tasks_with_a_payload_run_after_lost_keys(
     parking: Backlog,
     store: redis.Redis,
     clock: Clock,
@@ -102,7 +102,7 @@ def test_what_has_its_message_runs(
     assert parking.contents.lot(bucket, 0, -1).parked == 0
 
 
-def test_a_task_that_is_parked_brings_a_lot_back_that_no_index_knows(
+def test_next_park_restores_an_unindexed_backlog(
     frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     frozen._asker.ask((asked,))
@@ -112,7 +112,7 @@ def test_a_task_that_is_parked_brings_a_lot_back_that_no_index_knows(
     assert len(run_all(parking, clock, asked, BACK, 10)) == 21
 
 
-def test_places_without_messages_are_counted(
+def test_entries_without_payload_are_counted(
     frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(600)]})
@@ -122,7 +122,7 @@ def test_places_without_messages_are_counted(
     assert list(parking.contents.find(["api"], ["x1"])) == [{}]
 
 
-def test_many_tasks_are_parked_again_in_steps_each_once(
+def test_many_tasks_are_restored_in_steps_once_each(
     frozen: Limiter, parking: Backlog, store: redis.Redis, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     for first in range(0, 8000, 1000):
@@ -138,7 +138,7 @@ def test_many_tasks_are_parked_again_in_steps_each_once(
     assert repair_in_steps(parking) == (0, 0)
 
 
-def test_a_task_that_had_left_and_is_parked_again_runs_once(
+def test_restored_task_that_had_left_runs_once(
     frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     bucket = ("api", asked.key)
@@ -153,7 +153,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
     assert runs == [1]
 
 
-def test_a_whole_backlog_costs_no_writes(
+def test_intact_backlog_costs_no_writes(
     frozen: Limiter, parking: Backlog, store: redis.Redis, asked: LimitRequest
 ) -> None:
     parking.park(

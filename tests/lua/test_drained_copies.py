@@ -1,4 +1,4 @@
-"""A task that was handed back to its queue is one task with its other copies: it runs once, and is never lost."""
+"""A task that was handed back to its queue runs once beside its other copies, and is never lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_ratelimit.backlog.messages import Parked, marker_of, read_parcel
 from tests.conftest import START, Clock
 from tests.parks import answer, packed
 
-from .test_parking import BUCKET, let_out, publish
+from .backlog_steps import BUCKET, let_out, publish
 
 ID = "a@q"
 OWN = {"queue": "q", "eta": None, "exchange": "", "routing_key": "q", "id": ID}
@@ -45,7 +45,7 @@ def may_run(parking: Backlog, message: Any) -> bool:
     return not parking.copies.arrive(BUCKET, {ID: said["copy"]})
 
 
-def test_a_copy_that_was_handed_back_says_which_it_is_and_nothing_else(parking: Backlog) -> None:
+def test_drained_copy_carries_its_number_only(parking: Backlog) -> None:
     park(parking)
     (handed,) = take_for_original_queues(parking)
     message = message_of(handed)
@@ -57,7 +57,7 @@ def test_a_copy_that_was_handed_back_says_which_it_is_and_nothing_else(parking: 
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_a_redelivery_of_a_copy_that_was_handed_back_runs(parking: Backlog, confirmed: bool) -> None:
+def test_redelivered_drained_copy_runs(parking: Backlog, confirmed: bool) -> None:
     """The message that was parked was not acknowledged: the broker may deliver it again, and that one ends."""
     park(parking)
     (handed,) = take_for_original_queues(parking)
@@ -70,7 +70,7 @@ def test_a_redelivery_of_a_copy_that_was_handed_back_runs(parking: Backlog, conf
     assert may_run(parking, message)
 
 
-def test_a_returned_copy_that_is_taken_out_of_its_return_queue_runs(parking: Backlog) -> None:
+def test_copy_drained_from_the_return_queue_runs(parking: Backlog) -> None:
     park(parking)
     (returned,) = let_out(parking)
     publish(parking, (ID, 1))
@@ -80,7 +80,7 @@ def test_a_returned_copy_that_is_taken_out_of_its_return_queue_runs(parking: Bac
     assert parking.copies.arrive(BUCKET, {ID: 0}) == {ID}
 
 
-def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlog) -> None:
+def test_copy_in_flight_and_drained_copy_run_once(parking: Backlog) -> None:
     """It has left the backlog, and is not confirmed yet: a drain hands it back once more."""
     park(parking)
     parking.untold.note_acknowledged(BUCKET, ID, "t1")
@@ -93,7 +93,7 @@ def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlo
     assert parking.copies.arrive(BUCKET, {ID: 1}) == {ID}
 
 
-def test_of_two_drains_one_copy_runs(parking: Backlog) -> None:
+def test_one_copy_of_two_drains_runs(parking: Backlog) -> None:
     park(parking)
     (first,) = take_for_original_queues(parking)
     (second,) = take_for_original_queues(parking, overdue=20.0)
@@ -102,14 +102,14 @@ def test_of_two_drains_one_copy_runs(parking: Backlog) -> None:
     assert take_for_original_queues(parking, overdue=20.0) == [], "it has arrived"
 
 
-def test_a_copy_that_arrived_before_is_not_handed_back(parking: Backlog) -> None:
+def test_arrived_copy_is_not_drained(parking: Backlog) -> None:
     park(parking)
     let_out(parking)
     assert parking.copies.arrive(BUCKET, {ID: 1}) == set()
     assert take_for_original_queues(parking, overdue=20.0) == []
 
 
-def test_parked_again_before_it_is_confirmed_it_stays_parked(parking: Backlog) -> None:
+def test_copy_parked_again_before_confirmation_stays_parked(parking: Backlog) -> None:
     park(parking)
     (handed,) = take_for_original_queues(parking)
     assert may_run(parking, message_of(handed))
@@ -119,7 +119,7 @@ def test_parked_again_before_it_is_confirmed_it_stays_parked(parking: Backlog) -
     assert [(each.id, each.copy) for each in let_out(parking)] == [(ID, 2)]
 
 
-def test_a_drain_that_was_killed_loses_nothing(parking: Backlog, clock: Clock) -> None:
+def test_killed_drain_loses_no_task(parking: Backlog, clock: Clock) -> None:
     """Whether it has published the message is not known: it is let out once more, and the first that comes runs."""
     park(parking)
     (handed,) = take_for_original_queues(parking)
@@ -130,7 +130,7 @@ def test_a_drain_that_was_killed_loses_nothing(parking: Backlog, clock: Clock) -
     assert not may_run(parking, message_of(handed))
 
 
-def test_a_copy_that_is_released_runs(parking: Backlog) -> None:
+def test_released_copy_runs(parking: Backlog) -> None:
     park(parking)
     (released,) = parking.contents.remove(BUCKET, [ID], purge=False)[1]
     parking.published({BUCKET: [released]})
@@ -139,7 +139,7 @@ def test_a_copy_that_is_released_runs(parking: Backlog) -> None:
     assert parking.copies.arrive(BUCKET, {ID: released.copy}) == set()
 
 
-def test_a_copy_that_was_handed_back_and_sent_back_says_which_it_is(parking: Backlog) -> None:
+def test_drained_copy_sent_back_keeps_its_number(parking: Backlog) -> None:
     park(parking)
     (handed,) = take_for_original_queues(parking)
     message = message_of(handed)

@@ -1,4 +1,4 @@
-"""Messages that are parked by one script are parked as if each had been by its own, at the same time."""
+"""Messages parked by one script are parked as if each had its own script at the same time."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
 @pytest.mark.slow
 @given(calls=calls)
 @settings(max_examples=300)
-def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Backlog]], calls: list[Any]) -> None:
+def test_batched_park_matches_single_parks(fleets: tuple[redis.Redis, list[Backlog]], calls: list[Any]) -> None:
     store, (together, one_by_one) = fleets
     store.flushall()
     now = NOW

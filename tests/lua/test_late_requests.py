@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -10,19 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
 from tests.asking import settle_demands
 from tests.conftest import START, Clock
 
 from .frozen import demand, us
 from .mixed_world import MixedWorld
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
 
 
 @given(
@@ -39,7 +30,7 @@ def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
     ),
 )
 @settings(max_examples=300)
-def test_the_lua_agrees_with_the_model_where_requests_are_late(
+def test_late_requests_match_the_model(
     world: MixedWorld, rate: str, burst: int, steps: list[tuple[str, int, int]]
 ) -> None:
     world.begin()
@@ -68,7 +59,7 @@ def test_the_lua_agrees_with_the_model_where_requests_are_late(
 
 
 @pytest.mark.parametrize("cause", ["pause", "use"])
-def test_requests_that_are_late_for_their_slots_keep_their_order(frozen: Limiter, clock: Clock, cause: str) -> None:
+def test_late_requests_keep_their_order(frozen: Limiter, clock: Clock, cause: str) -> None:
     """Nothing is wasted either: the permits lie one interval apart, from the first moment on."""
     wanted = [demand("10/s")]
     ask = frozen._asker.ask

@@ -1,4 +1,4 @@
-"""What those who are parked cost, together: counted as they come and go, whichever way they go."""
+"""The total cost of parked tasks, counted as tasks come and leave by any way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
-NOBODY_AT_A = frozenset("a")
+ABSENT_A = frozenset("a")
 
 
 def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
@@ -29,7 +29,7 @@ def costs(parking: Backlog) -> dict[str, int]:
     return {lot.key: lot.cost for lot in parking.contents.lots(["api"])}
 
 
-def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis) -> None:
+def test_park_returns_the_cost_ahead(parking: Backlog, store: redis.Redis) -> None:
     assert [park(parking, f"{number}@a", 500) for number in range(19)] == [500 * number for number in range(19)]
     assert park(parking, "cheap@a", 1) == 9500
     assert park(parking, "other@a", 7, key="other") == 0
@@ -51,7 +51,7 @@ STEP = st.one_of(
 
 @settings(max_examples=60)
 @given(steps=st.lists(STEP, max_size=40))
-def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tuple[str, int, int]]) -> None:
+def test_cost_sum_matches_the_parked_tasks(server: object, steps: list[tuple[str, int, int]]) -> None:
     from tests.conftest import FROZEN_NOW, START
 
     client = redis.Redis.from_url(server.url, decode_responses=True)  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
         elif what == "take_due":
-            (looked,) = parking.take_due([LimitRequest(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
+            (looked,) = parking.take_due([LimitRequest(LIMIT, "api", "", 1)], absent=ABSENT_A if one else ())
             left += looked.leaving
         elif what == "pick":
             left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]

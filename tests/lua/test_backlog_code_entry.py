@@ -1,4 +1,4 @@
-"""Parking lots of keys whose rates differ in the code."""
+"""Backlogs of keys whose rates differ in the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT = Limit("1/h", name="tokens", key="{model}", rates={"a": "2/h", "b": "3/h"
 @pytest.mark.parametrize(
     "limit", [LIMIT, replace(LIMIT, fair="{tenant}"), replace(LIMIT, fair="{t}", weights={"x": 2})]
 )
-def test_lots_of_one_limit_have_one_code(parking: Backlog, limit: Limit) -> None:
+def test_backlogs_of_one_limit_share_one_code_entry(parking: Backlog, limit: Limit) -> None:
     demands = [LimitRequest(limit_of_key(limit, key), "tokens", key, share=limit.fair and "x") for key in "abc"]
     for demand in demands:
         parking._limiter._asker.ask([demand])

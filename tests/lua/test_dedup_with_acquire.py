@@ -22,9 +22,9 @@ from celery_ratelimit.worker.deduplication import Deduplication, acquire_along
 from tests.conftest import Clock
 from tests.parks import packed
 
+from .backlog_steps import API, BUCKET, let_out
 from .frozen import FROZEN_STORE, demand
-from .test_parked_at_once import NOW, contents, messages
-from .test_parking import API, BUCKET, let_out
+from .test_batched_park import NOW, contents, messages
 
 API_OF = demand("10/s", name="api")
 IDS = ["a", "b", "c", "d", "e"]
@@ -59,7 +59,7 @@ def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Lim
 
 @given(steps=steps)
 @settings(max_examples=200)
-def test_one_script_says_what_two_would(
+def test_combined_script_answers_like_two_scripts(
     fleets: tuple[redis.Redis, list[tuple[Limiter, Backlog]]], steps: list[Any]
 ) -> None:
     store, ((limiter, along), (other, apart)) = fleets
@@ -88,7 +88,7 @@ def test_one_script_says_what_two_would(
                 break
         assert decisions == expected
         for each in (limiter, other):
-            each._asker.ask([API_OF], horizon=-1e6)  # what has expired is gone when somebody asks
+            each._asker.ask([API_OF], horizon=-1e6)  # expired keys go with the next call
         assert contents(store, "p0", now) == contents(store, "p1", now)
 
 
@@ -139,7 +139,7 @@ def come(arrivals: Deduplicator, *pairs: tuple[str, int]) -> list[Any]:
     return requests
 
 
-def test_all_of_a_lot_are_told_with_the_first_that_asks(
+def test_first_acquire_reports_all_arrivals_of_the_backlog(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
     parking.park({BUCKET: [packed("b", 1, "{}", 2)]})  # an older copy of it comes
@@ -158,10 +158,10 @@ def test_all_of_a_lot_are_told_with_the_first_that_asks(
 
 @pytest.mark.parametrize("asks_first", [0, 1])
 @pytest.mark.parametrize("along", [False, True])
-def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
+def test_one_of_two_copies_in_one_worker_may_run(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock, asks_first: int, along: bool
 ) -> None:
-    """Who had published the first was killed before it said so, and others let the task out once more."""
+    """The worker that published the first was killed before it confirmed, and the task left once more."""
     parking.park({BUCKET: [packed("a", 1, "{}", 1)]})
     assert [each.copy for each in let_out(parking)] == [1]
     clock.advance(60)
@@ -180,7 +180,7 @@ def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
     assert sorted([*may, arrivals.may_run(second)]) == [False, True]
 
 
-def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
+def test_copy_arriving_during_a_failed_report_is_reported_by_itself(
     arrivals: Deduplicator, parking: Backlog, clock: Clock
 ) -> None:
     parking.park({BUCKET: [packed("a", 1, "{}", 1)]})
@@ -196,9 +196,7 @@ def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
     assert [arrivals.may_run(each) for each in (second, first)] == [False, True]
 
 
-def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_number(
-    arrivals: Deduplicator, parking: Backlog, clock: Clock
-) -> None:
+def test_later_copy_of_the_same_number_is_checked_again(arrivals: Deduplicator, parking: Backlog, clock: Clock) -> None:
     """On RabbitMQ a task that is sent again, with the same id and arguments, is known by the same id."""
 
     def parks(copy: int) -> None:
@@ -222,7 +220,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
     assert arrivals.may_run(again)
 
 
-def test_a_copy_that_was_sent_back_is_reported_with_its_permit(arrivals: Deduplicator) -> None:
+def test_copy_sent_back_is_reported_with_its_acquire(arrivals: Deduplicator) -> None:
     """Unless it may be parked for another of its limits."""
     (only,) = come(arrivals, ("a", 1))
     only.request.message.headers[RETURN_HEADER]["again"] = True
@@ -231,7 +229,7 @@ def test_a_copy_that_was_sent_back_is_reported_with_its_permit(arrivals: Dedupli
     assert not arrivals.asks_along(only)
 
 
-def test_a_copy_that_is_sent_back_is_reported_by_the_worker_that_has_it_next(arrivals: Deduplicator) -> None:
+def test_forgotten_copy_is_not_reported(arrivals: Deduplicator) -> None:
     first, second = come(arrivals, ("a", 1), ("b", 1))
     arrivals.forget(first)
     assert arrivals._arriving == {BUCKET: {"b": 1}}
@@ -239,14 +237,14 @@ def test_a_copy_that_is_sent_back_is_reported_by_the_worker_that_has_it_next(arr
     assert arrivals._arriving == {}
 
 
-def test_if_no_answer_comes_they_are_told_once_more(arrivals: Deduplicator) -> None:
+def test_copy_is_reported_again_after_a_lost_reply(arrivals: Deduplicator) -> None:
     (only,) = come(arrivals, ("a", 1))
     with pytest.raises(StoreUnavailable), arrivals.told_along([only]):
         raise StoreUnavailable("no answer")
     assert arrivals.asks_along(only)
 
 
-def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
+def test_copy_behind_a_refusal_learns_its_result_later(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
     parking.park({BUCKET: [packed("c", 1, "{}", 2)]})
@@ -259,7 +257,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
     assert not arrivals.may_run(several[2])
 
 
-def test_who_may_not_run_takes_no_permit(parking: Backlog, frozen: Limiter, clock: Clock) -> None:
+def test_stale_copy_takes_no_permit(parking: Backlog, frozen: Limiter, clock: Clock) -> None:
     parking.park({BUCKET: [packed("a", 1, "{}", 2)]})
     told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
     decisions, may = acquire_along(frozen._asker, (API,), ["a", "x"], told, horizon=0.0, claim=0.0)
@@ -268,7 +266,7 @@ def test_who_may_not_run_takes_no_permit(parking: Backlog, frozen: Limiter, cloc
     assert decisions[1].allowed
 
 
-def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
+def test_impossible_cost_raises_and_the_copy_is_reported_by_itself(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
     frozen.set_rate("api", Limit("100/s", burst=2), force=True)
@@ -280,7 +278,7 @@ def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
     assert arrivals.may_run(only)
 
 
-def test_who_does_not_ask_for_long_is_told_of_all_the_same(
+def test_copy_that_does_not_acquire_is_reported_after_a_delay(
     arrivals: Deduplicator, parking: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -295,7 +293,7 @@ def test_who_does_not_ask_for_long_is_told_of_all_the_same(
     assert arrivals.may_run(only)
 
 
-def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Deduplicator, parking: Backlog, clock: Clock) -> None:
+def test_copy_reported_meanwhile_is_not_acquired_for(arrivals: Deduplicator, parking: Backlog, clock: Clock) -> None:
     """Where greenlets switch, another one may tell of it between a look at it and its question."""
     parking.park({BUCKET: [packed("a", 1, "{}", 2)]})
     first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))

@@ -1,9 +1,9 @@
-"""The order in a lot: the more important go first, equals in the order in which they were throttled."""
+"""A backlog is ordered by priority, then by the time of the first throttle."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import redis
@@ -12,22 +12,15 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 from tests.parks import answer, packed
 
-from .frozen import FROZEN_STORE, demand
+from .frozen import demand
 
 BUCKET = ("api", "")
 API = demand("1000/s")
 #: What Redis brokers know, and RabbitMQ's: the default is the first, or the last.
 ORDERS = [0, 3, 6, 9, -1, -9, -255]
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
-        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
 def message_of(id: str) -> str:
@@ -44,7 +37,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
 
 
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[str]:
-    """Who leaves, in their order."""
+    """All tasks that leave, in order."""
     ids: list[str] = []
     again: float | None = 0.0
     while again == 0.0:
@@ -57,29 +50,12 @@ def since_of(parking: Backlog) -> dict[str, int]:
     return {each.id: each.since for each in parking.contents.lot(BUCKET, 0, -1).tasks}
 
 
-def test_the_more_important_leave_first_and_equals_as_they_came(parking: Backlog, clock: Clock) -> None:
-    for number, order in enumerate(ORDERS + ORDERS):
-        park(parking, to_park(f"{number}", order))
-        clock.advance(0.01)
-    listed = [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
-    assert listed == ["6", "13", "5", "12", "4", "11", "0", "7", "1", "8", "2", "9", "3", "10"]
-    assert leave(parking) == listed
-
-
-def test_without_priorities_nothing_changes(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_without_priorities_tasks_leave_by_arrival(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     park(parking, to_park("a"), to_park("b"))
     assert store.zrange("ratelimit:v1:{api}::parked@fleet", 0, -1, withscores=True) == [("a", START), ("b", START + 1)]
 
 
-def test_who_comes_back_keeps_its_place_among_its_equals(parking: Backlog, clock: Clock) -> None:
-    clock.advance(5)
-    park(parking, to_park("new", 3), to_park("default"))
-    park(parking, to_park("back", 3, copy=2, since=START), to_park("again", 0, copy=2, since=START + 1))
-    assert since_of(parking)["back"] == START
-    assert leave(parking) == ["again", "default", "back", "new"]
-
-
-def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
+def test_backlog_is_due_when_a_higher_priority_arrives(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     frozen.pause("api", 60, force=True)
     park(parking, to_park("a", 3))
     assert leave(parking) == []
@@ -90,20 +66,20 @@ def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, 
     assert parking.due(["api"]) == [BUCKET]
 
 
-def test_each_is_told_what_those_before_it_cost(parking: Backlog) -> None:
+def test_park_returns_the_cost_ahead(parking: Backlog) -> None:
     assert park(parking, to_park("a", 3), to_park("b", 3), to_park("c", 9)) == [0, 1, 2]
     assert park(parking, to_park("d"), to_park("e"), to_park("f", 6)) == [0, 1, 4]
     assert park(parking, to_park("g"), most=2) == [ParkResult("full", 2)]
     assert park(parking, to_park("h", 0), most=3) == [2]
 
 
-def test_where_they_cost_different_numbers_it_is_told_by_what_they_cost_on_average(parking: Backlog) -> None:
+def test_cost_ahead_uses_the_average_of_mixed_costs(parking: Backlog) -> None:
     park(parking, to_park("a", 3, cost=5), to_park("b", 9, cost=1))
     assert park(parking, to_park("c", 6)) == [3], "one of the two is before it"
 
 
 @pytest.mark.parametrize("order", [-255, -3, 3, 9])
-def test_what_is_aside_keeps_its_place_too(parking: Backlog, order: int) -> None:
+def test_suspended_task_keeps_its_priority(parking: Backlog, order: int) -> None:
     park(parking, to_park("x@absent"), to_park("y@absent", order), to_park("z@here"), to_park("w@here", order))
     away = frozenset({"absent"})
     first = ["w@here", "z@here"] if order < 0 else ["z@here", "w@here"]
@@ -112,7 +88,7 @@ def test_what_is_aside_keeps_its_place_too(parking: Backlog, order: int) -> None
     assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
 
 
-def test_the_oldest_is_found_whatever_its_importance(parking: Backlog, clock: Clock) -> None:
+def test_oldest_task_is_found_in_any_priority(parking: Backlog, clock: Clock) -> None:
     park(parking, to_park("low", 9), to_park("lower@absent", 9))
     clock.advance(10)
     park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
@@ -122,7 +98,7 @@ def test_the_oldest_is_found_whatever_its_importance(parking: Backlog, clock: Cl
 
 
 @pytest.mark.parametrize("order", [-255, 0, 9])
-def test_the_oldest_of_one_and_of_two_is_found(parking: Backlog, clock: Clock, order: int) -> None:
+def test_oldest_of_one_and_of_two_is_found(parking: Backlog, clock: Clock, order: int) -> None:
     park(parking, to_park("first", order))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
     clock.advance(10)
@@ -130,7 +106,7 @@ def test_the_oldest_of_one_and_of_two_is_found(parking: Backlog, clock: Clock, o
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
 
 
-def test_whoever_has_waited_for_long_catches_up(parking: Backlog, clock: Clock) -> None:
+def test_long_waiting_task_overtakes_higher_priorities(parking: Backlog, clock: Clock) -> None:
     park(parking, to_park("old", 1))
     clock.advance(52 * 86400)
     park(parking, to_park("new", 0))
@@ -139,11 +115,9 @@ def test_whoever_has_waited_for_long_catches_up(parking: Backlog, clock: Clock) 
 
 
 @pytest.mark.parametrize("purge", [True, False])
-def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
-    parking: Backlog, clock: Clock, purge: bool
-) -> None:
-    everybody = [to_park(f"{number}", ORDERS[number % len(ORDERS)]) for number in range(300)]
-    park(parking, *everybody)
+def test_remove_all_takes_every_priority(parking: Backlog, clock: Clock, purge: bool) -> None:
+    tasks = [to_park(f"{number}", ORDERS[number % len(ORDERS)]) for number in range(300)]
+    park(parking, *tasks)
     clock.advance(1)
     steps = parking.contents.remove_all(BUCKET, purge=purge)
     taken, picked = next(steps)
@@ -156,7 +130,7 @@ def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
     assert {each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks} == {"late 0", "late 3", "late 6", "late 9"}
 
 
-def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: Clock) -> None:
+def test_drain_takes_every_priority(parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park(f"{number}@absent", ORDERS[number % len(ORDERS)]) for number in range(100)])
     park(parking, *[to_park(f"{number}@here", ORDERS[number % len(ORDERS)]) for number in range(100)])
     frozen_out = frozenset({"absent", "here"})
@@ -183,10 +157,10 @@ def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: 
     )
 )
 @settings(max_examples=60)
-def test_random_ones_leave_as_by_a_model(
-    world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int]]
+def test_random_tasks_leave_as_in_the_model(
+    store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int]]
 ) -> None:
-    store, limiter = world
+    store, limiter = store_and_limiter
     for key in store.scan_iter("ratelimit:*"):
         store.delete(key)
     parking, now = Backlog(limiter, "fleet", 3600), START

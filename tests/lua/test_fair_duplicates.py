@@ -1,4 +1,4 @@
-"""Options that meet: tasks of which one waits, in a limit that is shared, and that sets something aside."""
+"""Fair limits together with deduplication and priority reserve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int 
     return packed(id, 1, message, copy, since, unique=alone, leaves=leaves or None, share=escape(share))
 
 
-def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
+def test_surviving_duplicate_keeps_the_earlier_place(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     clock.advance(10)
     assert park(parking, to_park("a", "second", since=START + 5), to_park("a", "stays", alone="n1")) == [0, 1]
     assert park(parking, to_park("a", "returns", alone="n1", copy=2, since=START + 1)) == [
@@ -31,7 +31,7 @@ def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Backlog, sto
     assert [each.id for each in leave(parking)] == ["stays", "second"]
 
 
-def test_who_is_replaced_takes_nothing_from_its_share(parking: Backlog) -> None:
+def test_replaced_task_costs_its_share_nothing(parking: Backlog) -> None:
     park(parking, to_park("a", "old", alone="n1"), to_park("a", "other"), to_park("b", "another"))
     park(parking, to_park("b", "new", alone="n1"))
     left = [each.id for each in leave(parking)]
@@ -40,7 +40,7 @@ def test_who_is_replaced_takes_nothing_from_its_share(parking: Backlog) -> None:
     assert left[1:].index("new") < left[1:].index("another"), "it has the place of the one that it replaces"
 
 
-def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Backlog) -> None:
+def test_share_uses_what_a_replaced_task_leaves(frozen: Limiter, parking: Backlog) -> None:
     """The slot is the one that the message's own priority gives."""
     limit = Limit("10/s", burst=10, name="api", fair="{tenant}", priority_reserve={0: 0.5})
     low, high = [
@@ -55,7 +55,7 @@ def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Ba
     assert frozen._asker.ask((high,)).allowed
 
 
-def test_demands_that_differ_in_their_share_alone_keep_it() -> None:
+def test_requests_that_differ_in_share_only_keep_their_share() -> None:
     limit = Limit("10/s", burst=10, name="api", fair="{tenant}", priority_reserve={0: 0.5})
     one, other = [LimitRequest(limit, "api", share=share) for share in ("a", "b")]
     assert [with_priority((each,), 5, lowest_first=True)[0].share for each in (one, other)] == ["a", "b"]

@@ -36,7 +36,7 @@ def memory_clock() -> Iterator[MemoryClock]:
         yield clock
 
 
-def test_every_algorithm_is_here() -> None:
+def test_every_algorithm_is_compared() -> None:
     assert set(LIMITS) == set(METHODS)
     assert {limit.method for limit in LIMITS.values()} == set(METHODS)
 
@@ -78,7 +78,9 @@ def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: i
 @pytest.mark.parametrize(
     "names", [*[[name] for name in LIMITS], list(LIMITS), ["token_bucket", "concurrency"]], ids="+".join
 )
-def test_the_same_answers(frozen: Limiter, clock: Clock, memory_clock: MemoryClock, names: list[str]) -> None:
+def test_memory_store_answers_like_redis(
+    frozen: Limiter, clock: Clock, memory_clock: MemoryClock, names: list[str]
+) -> None:
     memory = Limiter.from_url("memory://")
     chance = random.Random("+".join(names))
     allowed = set()

@@ -1,0 +1,156 @@
+"""The line of slots: a refused request returns at its own time, before newcomers, and nothing is wasted."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_ratelimit import Decision, Limiter
+from celery_ratelimit.limiter.blocking_acquire import is_beyond
+from celery_ratelimit.operations.bucket_status import bucket_statuses
+from tests.conftest import START, Clock
+
+from .frozen import answer, demand, us
+
+SECOND = 1_000_000
+SLOT_ONLY = -1e6
+SLOTS = "ratelimit:v1:{api}::slots"
+
+
+class Line:
+    """One limit of 1/s, burst 1 unless said otherwise, whose permit was taken at START."""
+
+    def __init__(self, limiter: Limiter, clock: Clock, rate: str = "1/s", burst: int = 1) -> None:
+        self.limiter, self.clock = limiter, clock
+        self.wanted = [demand(rate, burst=burst)]
+        assert limiter._asker.ask([demand(rate, burst=burst, cost=burst)]).allowed
+
+    def ask(self, id: str = "", at: float = 0.0, claim: float = 1e6, horizon: float = 0.0) -> Decision:
+        self.clock.set(START + us(at))
+        return self.limiter._asker.ask(self.wanted, id=id, claim=claim, horizon=horizon)
+
+    def asks(self, id: str = "", at: float = 0.0, claim: float = 1e6, horizon: float = 0.0) -> tuple[bool, float]:
+        decision = self.ask(id, at, claim, horizon)
+        return decision.allowed, decision.retry_after
+
+
+@pytest.fixture
+def line(frozen: Limiter, clock: Clock) -> Line:
+    return Line(frozen, clock)
+
+
+def test_slots_are_one_interval_apart(line: Line) -> None:
+    assert [line.asks(id) for id in "abcd"] == [(False, 1.0), (False, 2.0), (False, 3.0), (False, 4.0)]
+
+
+def test_repeated_request_keeps_its_slot(line: Line) -> None:
+    for id in "abc":
+        line.ask(id)
+    assert line.asks("b", at=0.5) == (False, 1.5)
+    assert line.asks("b", at=0.75) == (False, 1.25)
+    assert line.asks("d", at=0.75) == (False, 3.25)
+
+
+def test_newcomer_goes_behind_waiting_requests(line: Line) -> None:
+    line.ask("a")
+    # The permit of 1.0 is there, and it is the slot of `a`.
+    assert line.asks("", at=1.0) == (False, 1.0)
+    assert line.asks("b", at=1.0) == (False, 1.0)
+    assert line.asks("a", at=1.0) == (True, 0.0)
+    assert line.asks("", at=1.0) == (False, 2.0)
+
+
+def test_newcomer_cannot_take_ahead_a_waiting_request(line: Line) -> None:
+    line.ask("a")
+    assert line.asks("", horizon=10.0) == (False, 2.0)
+    assert line.asks("a", horizon=10.0) == (True, 1.0)
+
+
+@pytest.mark.parametrize(("before", "after"), [("10/s", "4/s"), ("4/s", "10/s"), ("1/h", "100/s"), ("3/s", "7/m")])
+def test_peek_with_changed_code_answers_like_an_acquire(
+    frozen: Limiter, clock: Clock, store: redis.Redis, before: str, after: str
+) -> None:
+    """The slots stay where they are, and are read as the other rate moves them."""
+    old, new = [demand(before)], [demand(after)]
+    frozen._asker.ask([*old, demand("1/h", name="slow")])
+    for id in "abc":
+        frozen._asker.ask(old, id=id, claim=1e6)
+    frozen._asker.ask([*old, demand("1/h", name="slow")], id="gap", claim=1e6)
+    clock.advance(0.03)
+    slots = store.zrange(SLOTS, 0, -1, withscores=True)
+    told = frozen.peek(new[0].limit)
+    (status,) = frozen._asker.drive(bucket_statuses(frozen._asker.core, new, [None]))
+    assert store.zrange(SLOTS, 0, -1, withscores=True) == slots
+    assert answer(told) == answer(frozen._asker.ask(new, id="new", claim=0.0))
+    assert us(status.retry_after) == us(told.retry_after)
+
+
+@pytest.mark.parametrize("claim", [0.009, 0.0099995, 0.01, 0.0100004, 0.01000051, 0.011])
+def test_slot_is_kept_exactly_when_the_caller_waits(
+    frozen: Limiter, clock: Clock, store: redis.Redis, claim: float
+) -> None:
+    wanted = [demand("100/s")]
+    frozen._asker.ask(wanted)
+    refused = frozen._asker.ask(wanted, id="a", claim=claim)
+    assert (store.zscore(SLOTS, "a") is None) == is_beyond(refused, claim)
+
+
+def test_overdue_slot_is_given_to_a_newcomer(line: Line) -> None:
+    for id in "abcde":
+        line.ask(id)
+    assert line.asks("", at=2.0) == (False, 4.0), "a is one second late to the microsecond: its slot is kept for it"
+    assert line.asks("", at=2.000001) == (True, 0.0)
+    assert line.asks("", at=2.000001, horizon=2.0) == (False, 3.999999), "one slot is taken once"
+    assert line.asks("a", at=3.0) == (False, 3.0), "a comes after its slot was taken: it goes to the end"
+
+
+def test_slots_of_dead_requests_are_lost_for_a_second_at_most(frozen: Limiter, clock: Clock) -> None:
+    line = Line(frozen, clock, "100/s")
+    for n in range(500):
+        line.ask(f"dead{n}")
+    # None of the 500 ever comes back. A newcomer that asks every interval gets in from the second second on.
+    granted = [at for at in range(1, 400) if line.ask("", at=at / 100).allowed]
+    assert granted == list(range(102, 400)), "first slot at 10 ms, overdue after 1.01 s"
+
+
+def test_horizon_grants_permits_ahead(frozen: Limiter, clock: Clock) -> None:
+    line = Line(frozen, clock, "10/s")
+    assert line.asks(horizon=0.25) == (True, 0.1)
+    assert line.asks(horizon=0.25) == (True, 0.2)
+    assert line.asks(horizon=0.25) == (False, 0.3)
+    assert line.asks(horizon=0.25, at=0.05) == (True, 0.25)
+    assert line.asks(at=0.3) == (False, 0.1), "0.3 was taken ahead"
+
+
+def test_slot_only_request_writes_nothing_to_unused_buckets(frozen: Limiter, store: redis.Redis) -> None:
+    wanted = [demand("100/s", name="one"), demand("5/s", burst=3, name="two")]
+    assert answer(frozen._asker.ask(wanted, id="a", horizon=SLOT_ONLY, claim=1e9)) == (False, 0)
+    assert not list(store.scan_iter("ratelimit:*"))
+
+
+def test_withdrawn_request_leaves_no_slot(line: Line, store: redis.Redis) -> None:
+    line.ask("a")
+    line.limiter._asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="a")
+    line.limiter._asker.forget(line.wanted, id="never seen")
+    assert not store.exists(SLOTS)
+    assert line.asks("", at=1.0) == (True, 0.0), "no request waits: the permit is for any newcomer"
+
+
+def test_clock_step_back_applies_to_limits_that_did_not_decide(frozen: Limiter, clock: Clock) -> None:
+    short, long = demand("1/s", name="short"), demand("1/m", name="long")
+    assert frozen._asker.ask([short, long]).allowed
+    clock.set(START - 3600 * SECOND)
+    assert answer(frozen._asker.ask([short, long])) == (False, 60 * SECOND)
+    clock.set(clock.us + SECOND)
+    assert answer(frozen._asker.ask([short])) == (True, 0)
+
+
+def test_gap_narrower_than_a_permit_by_a_fraction_is_not_used(frozen: Limiter, clock: Clock) -> None:
+    line = Line(frozen, clock, "3/s")
+    line.ask("a")
+    assert line.asks("b") == (False, 0.666668)
+    line.limiter._asker.forget(line.wanted, id="a")
+    # After a permit at 0.333336 the next is due at 0.666669 1/3, too late for the slot of b.
+    assert line.ask("", at=0.333336).allowed is False
+    assert line.ask("", at=0.333335).allowed is True
