@@ -33,7 +33,7 @@ class Cluster:
         self.nodes = [
             EmbeddedServer(
                 options=[
-                    *("--cluster-enabled", "yes", "--cluster-node-timeout", "2000"),
+                    *("--cluster-enabled", "yes", "--cluster-node-timeout", "15000"),
                     *("--cluster-port", str(free_port()), "--cluster-allow-replica-migration", "no"),
                 ]
             )
@@ -57,6 +57,10 @@ class Cluster:
         for node in self.nodes[1:]:
             bus = node.options[node.options.index("--cluster-port") + 1]
             self.clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        """Return when each node reaches the others."""
         until(lambda: all(self._is_whole(client) for client in self.clients), 20, "a cluster of three")
 
     @staticmethod

@@ -91,6 +91,7 @@ def running_cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster_store(running_cluster: Cluster) -> Iterator[Cluster]:
     """Three masters that know of no keys; after the test every key must expire by itself (law 9)."""
+    running_cluster.wait_until_whole()
     running_cluster.flush()
     yield running_cluster
     eternal = [

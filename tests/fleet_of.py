@@ -174,7 +174,7 @@ class Fleet:
         defaults = [] if any(o.startswith("-c") for o in options) else ["-c", "2"]
         command += [*defaults, *self.options, *options]
         worker: Worker
-        if self.root == processes.ROOT and can_start(command, self.env):
+        if self.root == processes.ROOT and can_start(self.app, command, self.env):
             worker = worker_starter().start(command, self._log(index), self.env)
         else:
             worker = processes.spawn([sys.executable, "-m", "celery", *command], self._log(index), self.env, self.root)

