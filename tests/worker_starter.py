@@ -33,7 +33,7 @@ __all__ = ["StartedWorker", "WorkerStarter", "can_start"]
 
 
 def can_start(app: str, options: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a worker may be forked: not if modules are patched before Celery is imported, or the package is absent."""
+    """Whether a worker may be forked: not if modules are patched before Celery is imported, or are to be absent."""
     is_patched = "PYTHONPATH" in env or any("gevent" in each or "eventlet" in each for each in options)
     return not is_patched and app != "tests.apps.uninstalled"
 
