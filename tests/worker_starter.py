@@ -41,17 +41,18 @@ def can_start(app: str, options: Sequence[str], env: Mapping[str, str]) -> bool:
 class StartedWorker:
     """A worker process, as far as it is used here like a :class:`subprocess.Popen`."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._handle: int | None = os.pidfd_open(pid)
+    def __init__(self, starter: WorkerStarter, pid: int) -> None:
+        self.pid, self._starter = pid, starter
+        self._handle = os.pidfd_open(pid)
+        self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        if self._handle is not None:
+        if self._code is None:
             if not select.select([self._handle], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("celery", timeout or 0.0)
             os.close(self._handle)
-            self._handle = None
-        return 0
+            self._code = self._starter.ask(self.pid)
+        return self._code
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -81,26 +82,36 @@ class WorkerStarter:
     def start(self, arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> StartedWorker:
         """Start ``celery ARGUMENTS`` in a process group of its own, with its output in ``log``."""
         log.write_bytes(b"")
-        self._socket.sendall(json.dumps([list(arguments), str(log), dict(env)]).encode() + b"\n")
-        return StartedWorker(int(self._socket.recv(20)))
+        return StartedWorker(self, self.ask([list(arguments), str(log), dict(env)]))
+
+    def ask(self, request: object) -> int:
+        """A new worker's process id, or the exit code of the process of that id."""
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        return int(self._socket.recv(20))
 
     def _close(self) -> None:
         self._socket.close()
         self._process.wait()
 
 
-def _reap(*_: object) -> None:
+def _reap(codes: dict[int, int]) -> None:
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork for each line that is received; return in the child, with what it has to do prepared."""
-    signal.signal(signal.SIGCHLD, _reap)
+    """Fork for each request for a worker; return in the child, with what it has to do prepared."""
+    codes: dict[int, int] = {}
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(codes))
     with connection.makefile("rb") as requests:
         for line in requests:
-            arguments, log, env = json.loads(line)
+            request = json.loads(line)
+            if isinstance(request, int):
+                _reap(codes)
+                connection.sendall(str(codes[request]).encode())
+                continue
+            arguments, log, env = request
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
