@@ -68,15 +68,16 @@ def test_cost_function_that_fails_takes_no_permit(server: EmbeddedServer, store:
 
 
 def test_revoked_task_gives_its_slot_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="2/m") as fleet:
+    with Fleet(server, tmp_path, rate="2/s") as fleet:
         fleet.start()
         results = [fleet.send("retry", index) for index in range(3)]
         slots = "ratelimit:v1:{tests.apps.fleet.retry}::slots"
-        until(lambda: store.zcard(slots) == 2, 10)  # 30 and 60 s ahead
-        results[1].revoke()
+        until(lambda: store.zcard(slots) == 2, 10)  # at 0.5 and 1.0 s
+        results[2].revoke()
         with pytest.raises(TaskRevokedError):
-            results[1].get(timeout=120)
-        until(lambda: results[1].id not in "".join(store.zrange(slots, 0, -1)), 5, "the return of the slot")
+            results[2].get(timeout=60)
+        until(lambda: results[2].id not in "".join(store.zrange(slots, 0, -1)), 5, "the return of the slot")
+        assert results[1].get(timeout=60) == 1
 
 
 def test_direct_calls_and_eager_mode_are_not_throttled() -> None:
