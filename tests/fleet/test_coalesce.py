@@ -111,6 +111,8 @@ def test_killed_worker_loses_no_coalesced_task_and_ends_none_twice(
         fleet.wait_for(1, 30)  # with a permit that a killed worker had it would come again as a new one
         results += [fleet.send("newest", index, 0) for index in range(1, ROUNDS)]
         until(lambda: doomed.poll() is not None, 40, f"its death {step}")
+        # Else the next worker may receive the last message before RabbitMQ gives back the earlier ones.
+        until(lambda: not broker.consumers("celery"), 20, "RabbitMQ having noticed it")
         before = {start.index for start in fleet.starts()}
         fleet.launch()
         ended = ends(results)
