@@ -35,8 +35,9 @@ def test_wrong_clocks_expire_no_task_early(
         assert sorted(start.index for start in fleet.wait_for(TASKS, 20)) == list(range(TASKS))
 
 
+# Less than the visibility timeout apart: on Redis kombu notes deliveries by the worker's clock, and hands them out again.
 @pytest.mark.parametrize(
-    "skews", [(-3600, 300), pytest.param((-2, 10), marks=pytest.mark.slow)], ids=["far off", "slightly off"]
+    "skews", [(-3000, 300), pytest.param((-2, 10), marks=pytest.mark.slow)], ids=["far off", "slightly off"]
 )
 def test_workers_with_wrong_clocks_run_each_task_once_and_hold_the_rate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, skews: tuple[int, int]
