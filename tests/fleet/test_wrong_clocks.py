@@ -35,7 +35,7 @@ def test_wrong_clocks_expire_no_task_early(
         assert sorted(start.index for start in fleet.wait_for(TASKS, 20)) == list(range(TASKS))
 
 
-# Less than the visibility timeout apart: on Redis kombu notes deliveries by the worker's clock, and hands them out again.
+# Less than the visibility timeout apart: on Redis kombu notes deliveries by the worker's clock, and repeats old ones.
 @pytest.mark.parametrize(
     "skews", [(-3000, 300), pytest.param((-2, 10), marks=pytest.mark.slow)], ids=["far off", "slightly off"]
 )
