@@ -17,6 +17,7 @@ def grown(fleet: Fleet) -> int:
     return sum(int(number) for number in re.findall(r"Scaling up (\d+) processes", fleet.log()))
 
 
+@pytest.mark.slow
 def test_autoscaler_starts_no_process_for_throttled_tasks(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_worker_goes_on_when_states_of_tasks_ended_by_a_limit_cannot_be_stored(
         nothing_is_left(fleet, store)
 
 
+@pytest.mark.slow
 def test_worker_goes_on_when_states_of_expired_and_coalesced_tasks_cannot_be_stored(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

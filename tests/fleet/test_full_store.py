@@ -17,6 +17,7 @@ TASKS = 1000
 MB = 2**20
 
 
+@pytest.mark.slow
 def test_tasks_wait_at_the_broker_while_the_store_is_full(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

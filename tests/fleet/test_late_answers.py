@@ -22,6 +22,7 @@ TIMES = int(os.environ.get("TEST_TROUBLES", "1"))
 SECONDS = 3.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choice", ["defer", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("local", "raise"))]
 )

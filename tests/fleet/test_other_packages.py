@@ -62,6 +62,7 @@ def is_lock(key: str) -> bool:
     return key.startswith(("SINGLETONLOCK_", "qo_", "h-lock:"))
 
 
+@pytest.mark.slow
 def test_on_throttled_out_is_called_once_for_each_ended_task(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

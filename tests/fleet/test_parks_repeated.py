@@ -106,6 +106,7 @@ def test_task_whose_park_was_unconfirmed_runs_once_in_another_worker(
         check(fleet, results, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_rabbitmq", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_stopped_worker_requeues_unconfirmed_parks(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, on_rabbitmq: bool

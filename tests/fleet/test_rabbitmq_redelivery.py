@@ -37,6 +37,7 @@ def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
     set_consumer_timeout(rabbitmq, 1_800_000, 60_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "closed"),
     [

@@ -23,6 +23,7 @@ def start_skewed(fleet: Fleet, *skews: int) -> None:
         fleet.start()
 
 
+@pytest.mark.slow
 def test_wrong_clocks_expire_no_task_early(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Lim
         client.close()
 
 
+@pytest.mark.slow
 @given(steps=steps)
 @settings(max_examples=200)
 def test_combined_script_answers_like_two_scripts(

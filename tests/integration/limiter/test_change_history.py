@@ -110,6 +110,7 @@ def _change(url: str, start: Any, number: int) -> None:
         limiter.set_rate("stripe", f"{number + 1}/s", by=str(number))
 
 
+@pytest.mark.slow
 def test_changes_by_ten_processes_at_once_are_kept_in_order(
     server: EmbeddedServer, store: redis.Redis, limiter: Limiter
 ) -> None:

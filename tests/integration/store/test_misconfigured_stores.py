@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Callable[[TLS], str], str]] = {
 }
 
 
+@pytest.mark.slow
 @ASKS
 @pytest.mark.parametrize("cluster", [False, True], ids=["one server", "a cluster"])
 @pytest.mark.parametrize("case", CASES)
