@@ -108,7 +108,9 @@ def test_killed_worker_loses_no_coalesced_task_and_ends_none_twice(
         fleet.env["TEST_DIES"] = step
         doomed = fleet.launch()
         results = [fleet.send("newest", 0, 0)]
-        fleet.wait_for(1, 30)  # with a permit that a killed worker had it would come again as a new one
+        results[0].get(timeout=60)
+        # Not acknowledged, it would come again after the kill, as the newest.
+        until(lambda: fleet.asked("active") == [], 20, "its acknowledgement")
         results += [fleet.send("newest", index, 0) for index in range(1, ROUNDS)]
         until(lambda: doomed.poll() is not None, 40, f"its death {step}")
         # Else the next worker may receive the last message before RabbitMQ gives back the earlier ones.
