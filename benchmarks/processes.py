@@ -18,14 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
+def environment(root: Path = ROOT) -> dict[str, str]:
+    """This process's environment, in which Python finds the packages of a copy of the repository first."""
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def spawn(command: Sequence[str], log: Path, env: Mapping[str, str], root: Path = ROOT) -> subprocess.Popen[bytes]:
     """Start ``command`` at the root of the repository, or of another copy of it, with its output in ``log``."""
-    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env},
+            env={**environment(root), **env},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

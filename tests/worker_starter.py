@@ -72,9 +72,8 @@ class WorkerStarter:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        path = os.pathsep.join([str(processes.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "tests.worker_starter", str(theirs.fileno())]
-        env = {**os.environ, "PYTHONPATH": path}
+        env = processes.environment()
         self._process = subprocess.Popen(command, cwd=processes.ROOT, env=env, pass_fds=[theirs.fileno()])
         theirs.close()
         atexit.register(self._close)

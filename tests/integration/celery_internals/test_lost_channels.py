@@ -14,19 +14,23 @@ from celery_ratelimit._celery.channel_patches import end_connection_with
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
 
-def test_each_channel_of_a_lost_connection_returns_its_messages(server: EmbeddedServer, store: redis.Redis) -> None:
-    """As Celery closes it: kombu still reads what a channel has asked for, and leaves it at the error of that."""
-    connection = Connection(server.url)
+def receive_on_two_channels(connection: Connection) -> None:
+    """Each channel holds a message that is not acknowledged, and has asked for another one."""
     came: list[Any] = []
-    channels = [connection.default_channel, connection.channel()]
-    for number, channel in enumerate(channels):
+    for number, channel in enumerate([connection.default_channel, connection.channel()]):
         end_connection_with(channel)
         Consumer(channel, [Queue(f"q{number}")], on_message=came.append).consume()
         Producer(channel).publish({}, routing_key=f"q{number}")
     while len(came) < 2:
         connection.drain_events(timeout=60)
     with contextlib.suppress(TimeoutError):
-        connection.drain_events(timeout=0.1)  # both have asked for more
+        connection.drain_events(timeout=0.1)
+
+
+def test_each_channel_of_a_lost_connection_returns_its_messages(server: EmbeddedServer, store: redis.Redis) -> None:
+    """As Celery closes it: kombu still reads what a channel has asked for, and leaves it at the error of that."""
+    connection = Connection(server.url)
+    receive_on_two_channels(connection)
     store.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(connection.connection_errors):
         connection.drain_events(timeout=60)
@@ -60,15 +64,7 @@ def test_connection_to_a_killed_server_can_be_closed() -> None:
     """Nothing can be given back then: the channels end all the same, and so does the loop that closes them."""
     with embedded_server() as own:
         connection = Connection(own.url)
-        came: list[Any] = []
-        for number, channel in enumerate([connection.default_channel, connection.channel()]):
-            end_connection_with(channel)
-            Consumer(channel, [Queue(f"q{number}")], on_message=came.append).consume()
-            Producer(channel).publish({}, routing_key=f"q{number}")
-        while len(came) < 2:
-            connection.drain_events(timeout=60)
-        with contextlib.suppress(TimeoutError):
-            connection.drain_events(timeout=0.1)  # both have asked for more
+        receive_on_two_channels(connection)
         transport = connection.transport
         own.kill()
         with pytest.raises(connection.connection_errors):
