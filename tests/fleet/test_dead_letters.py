@@ -178,12 +178,11 @@ def test_a_return_queue_has_no_length(
 ) -> None:
     """Its queue's would drop, or refuse, what returns while no worker takes it."""
     bounds = {"x-max-length": 5, "x-overflow": overflow}
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf(DIRECT, **bounds)) as fleet:
-        fleet.start()
-        fleet.start()
-        for index in range(3):
+    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, **conf(DIRECT, **bounds)) as fleet:
+        for index in range(5):
             fleet.send("retry", index)
-        fleet.wait_for(3, 20)
+        fleet.start(number=2)
+        fleet.wait_for(5, 20)
         until(lambda: broker.has("jobs.throttled"), 10, "the return queue")
         with kombu.Connection(broker.url) as connection:
             declared = Queue(
