@@ -1,4 +1,4 @@
-"""An HTTP service that protects itself: 100 calls a second, five at once, and 429 beyond that.
+"""An HTTP service that protects itself: 100 calls a second, 20 at once, and 429 beyond that.
 
 The judge of the demo, so its limiter is not ours: GCRA in memory, from throttled-py. The first segment of
 the path names the service; each has an allowance of its own.
@@ -23,7 +23,7 @@ from throttled import RateLimiterType, Throttled, rate_limiter
 from throttled.store import MemoryStore
 
 RATE = 100  # calls a second
-BURST = 5  # calls at once
+BURST = 20  # calls at once: a machine with other work may start calls 0.1 s late, and then several together
 REMEMBERED = 100_000  # latest calls kept for /calls, so that a server left running does not grow
 
 
@@ -34,7 +34,7 @@ class Upstream:
         self.reset()
 
     def reset(self) -> None:
-        # burst is the bucket's capacity in throttled-py: 5 at once, then one every 10 ms.
+        # burst is the bucket's capacity in throttled-py: 20 at once, then one every 10 ms.
         quota = rate_limiter.per_sec(RATE, burst=BURST)
         self._throttled = Throttled(using=RateLimiterType.GCRA.value, quota=quota, store=MemoryStore())
         self.calls: deque[tuple[float, str, bool]] = deque(maxlen=REMEMBERED)

@@ -8,7 +8,7 @@ import click
 
 from ..errors import ConfigurationError
 from .options import JSON
-from .shown import plain, show_json
+from .shown import NO_LIMITS, plain, show_json
 
 __all__ = ["check"]
 
@@ -52,7 +52,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     if as_json:
         show_json({"limits": limits.splitlines(), "warnings": warnings, "notes": notes})
     else:
-        click.echo("\n".join(plain(line) for line in limits.splitlines()) or "There are no limits.")
+        click.echo("\n".join(plain(line) for line in limits.splitlines()) or NO_LIMITS)
         for warning in warnings:
             click.echo(f"Warning: {plain(warning)}", err=True)
         for note in notes:

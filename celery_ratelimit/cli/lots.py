@@ -25,7 +25,7 @@ _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 @JSON
 @click.pass_context
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
-    """Show the tasks that are parked for a limit, in the order of their turns, and when each is about to start."""
+    """Show the tasks that are parked for a limit, in the order in which they start, and when each will."""
     from ..operations.operator_actions import parked_page
     from ..operations.wording import PARKED_HEADS, parked_row
 
@@ -35,7 +35,7 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
         return
     if rows:
         tell(
-            table_of(PARKED_HEADS, [parked_row(row) for row in rows], ("QUEUE", "WAITS SINCE", "TASK", "SHARE", "KEY"))
+            table_of(PARKED_HEADS, [parked_row(row) for row in rows], ("QUEUE", "PARKED SINCE", "TASK", "SHARE", "KEY"))
         )
     pages = max(1, -(-total // number))
     click.echo(f"{total} parked" + (f", page {page} of {pages}" if pages > 1 else ""))
@@ -67,7 +67,7 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
 def release(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
-    """Publish parked tasks of a limit, or the task of an ID, to the broker now. They still need permits.
+    """Send parked tasks of a limit, or the task of an ID, back to their queue now. They still need permits.
 
     NAME may be the id of a task: all lots are searched for it. Asks first where neither ID nor --key is given.
     """
@@ -85,7 +85,7 @@ def release(
 def purge(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
-    """Delete parked tasks, as celery purge deletes messages in a queue. Asks first."""
+    """Delete parked tasks for good, as celery purge deletes messages in a queue. Asks first."""
     _take_out(ctx, "purge", name, ids, key, yes, force, as_json)
 
 
@@ -114,12 +114,12 @@ def _take_out(
         keys = f" of {len(found)} keys" if len(found) > 1 else ""
         what = number_of(len(ids)) if ids else f"all {number_of(sum(found), 'parked task')}{keys} of {plain(name)}"
         if ids or found:
-            click.confirm(f"{'Release' if verb == 'release' else 'Throw away'} {what}?", abort=True, err=True)
+            click.confirm(f"{'Release' if verb == 'release' else 'Delete'} {what}?", abort=True, err=True)
     taken = take_out(app, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})
     else:
-        click.echo(f"{number_of(taken)} {'sent to the broker' if verb == 'release' else 'thrown away'}")
+        click.echo(f"{number_of(taken)} {'sent back to their queue' if verb == 'release' else 'deleted'}")
     if ids and taken < len(ids):
         raise click.ClickException(f"{len(ids) - taken} of {len(ids)} are not parked there")
 

@@ -13,7 +13,12 @@ import click
 
 from ..words import clock, end_of, length, number_of, plain, seconds_of, unnamed
 
-__all__ = ["Duration", "clock", "end_of", "length", "number_of", "plain", "show_json", "table_of", "tell", "unnamed"]
+__all__ = [
+    *("NO_LIMITS", "Duration", "clock", "end_of", "length", "number_of"),
+    *("plain", "show_json", "table_of", "tell", "unnamed"),
+]
+
+NO_LIMITS = "No limits are declared or stored."
 
 #: Cells between two columns of a table; up to which its first column, and the others, are not folded.
 GAP, WHOLE, FOLDED = 2, 40, 20
@@ -94,7 +99,7 @@ def _rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], gives_way: 
     for row in zip(*[columns[head] for head in least], strict=True):
         table.add_row(*map(Text, row))
     if left_out:
-        table.caption = f"not shown, as the terminal is narrow: {', '.join(left_out)}"
+        table.caption = f"hidden, the terminal is narrow: {', '.join(left_out)}"
     return table
 
 

@@ -11,7 +11,7 @@ import click
 
 from .group import app_of
 from .options import FORCE, JSON, NAMES
-from .shown import clock, plain, show_json, table_of, tell
+from .shown import NO_LIMITS, clock, plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
     from ..operations.limit_status import LimitStatus
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["status", "top"]
 
 #: Where a terminal is narrow; what is left says which limit is in trouble, and ``status NAME`` has all of it.
-_GIVES_WAY = ("OLDEST", "QUEUED", "WAITING", "LEFT", "CODE", "DRAINS IN", "USED", "STORED", "PARKED")
+_GIVES_WAY = (
+    *("OLDEST PARKED", "QUEUED", "STARTING SOON", "FREE NOW", "CODE", "DRAINS IN", "USED", "OVERRIDE", "PARKED"),
+)
 
 
 @click.command()
@@ -29,7 +31,7 @@ _GIVES_WAY = ("OLDEST", "QUEUED", "WAITING", "LEFT", "CODE", "DRAINS IN", "USED"
 @JSON
 @click.pass_context
 def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Show how the limits stand: rates, what is left, what waits, and when that is through."""
+    """Show each limit: its rate, the permits used and free, the tasks that wait, and when the last of them starts."""
     from ..backlog.backlog import backlog_of
     from ..backlog.store_memory import memory_warning
     from ..operations.lots import longest
@@ -40,7 +42,7 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
     if as_json:
         show_json([{**_data(each), "longest": longest(app, each)} if names else _data(each) for each in found])
     elif not found:
-        click.echo("There are no limits.")
+        click.echo(NO_LIMITS)
     elif names:
         click.echo("\n\n".join("\n".join(_lines(each, longest(app, each))) for each in found))
     else:

@@ -32,7 +32,7 @@ def weight(change: Change, share: str | None, weight: str | None) -> None:
     elif not found:
         click.echo("Every share has the weight 1.")
     else:
-        heads = ("SHARE", "WEIGHT", "CODE", "SINCE", "BY")
+        heads = ("SHARE", "WEIGHT", "IN THE CODE", "SINCE", "CHANGED BY")
         tell(table_of(heads, [_row(each, config) for each, config in found.items()]))
 
 

@@ -35,12 +35,15 @@ __all__ = [
 ]
 
 #: What is shown of each limit.
-HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
+HEADS = (
+    *("LIMIT", "CODE", "OVERRIDE", "USED", "FREE NOW", "STARTING SOON"),
+    *("PARKED", "OLDEST PARKED", "QUEUED", "DRAINS IN", "STATE"),
+)
 #: What is shown of each change.
-HISTORY_HEADS = ("WHEN", "WHO", "WHAT", "KEY", "BEFORE", "AFTER", "REASON")
+HISTORY_HEADS = ("WHEN", "CHANGED BY", "ACTION", "KEY", "BEFORE", "AFTER", "REASON")
 
 #: What is shown of each parked task.
-PARKED_HEADS = ("PLACE", "KEY", "SHARE", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN")
+PARKED_HEADS = ("PLACE", "KEY", "SHARE", "ID", "TASK", "QUEUE", "PARKED SINCE", "STARTS IN")
 
 _STATES = ("paused", "backlogged", "at its limit", "shadow", "active", "idle")
 
@@ -150,14 +153,14 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
-        ("stored", row["STORED"]),
+        ("override", row["OVERRIDE"]),
         ("used", f"{row['USED']}{_share(each)}"),
-        ("permits free now", row["LEFT"] + full),
-        ("about to start", row["WAITING"]),
-        ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
+        ("free now", row["FREE NOW"] + full),
+        ("starting soon", row["STARTING SOON"]),
+        ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST PARKED']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
-        ("drains", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast))),
+        ("drains in", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast).removeprefix("in "))),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]

@@ -131,7 +131,7 @@ def test_limit_is_changed_with_a_reason(page: Page, with_token: Server, app: Cel
     page.evaluate("document.querySelector('#change button').click()")
     page.until("document.querySelector('#done.wrong')?.textContent.includes(\"'fast'\")")
     park(app, "stripe", 3)
-    page.until("document.querySelector('#again.new')")
+    page.until("document.querySelector('#refresh.new')")
     page.evaluate("window.confirm = (text) => { window.asked = text; return false; }")
     page.evaluate("document.getElementById('verb').value = 'release'")
     page.evaluate("document.querySelector('#change button').click()")

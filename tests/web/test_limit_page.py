@@ -42,7 +42,7 @@ def test_page_shows_waits_users_outcomes_and_changes(app: Celery) -> None:
     json.dumps(parts)
     assert parts["state"]["word"] == "paused"
     facts = dict(parts["facts"])
-    assert facts["stored"].startswith("50/s, burst 5 by ann")
+    assert facts["override"].startswith("50/s, burst 5 by ann")
     assert facts["for the tasks"] == "shop.charge"
     assert (parts["waits"]["p50"], parts["waits"]["p95"]) == ("at most 10 ms", "at most 1 s")
     assert [share for _, share in parts["waits"]["bars"] if share] == [90, 10]
@@ -53,7 +53,7 @@ def test_page_shows_waits_users_outcomes_and_changes(app: Celery) -> None:
     assert [len(parts[f"chart {name}"]["marks"]) for name in ("3 minutes", "3 hours", "24 hours")] == [2, 2, 2]
     assert parts["parked"] == 3
     assert "weights" not in parts
-    assert (facts["permits free now"], facts["about to start"]) == ("5/5", "0")
+    assert (facts["free now"], facts["starting soon"]) == ("5/5", "0")
 
 
 def test_limit_in_shadow_shows_its_report(app: Celery) -> None:
@@ -158,9 +158,9 @@ def test_weight_of_a_share_is_changed(with_token: Server) -> None:
 def test_parked_tasks_are_released(with_token: Server, app: Celery, store: redis.Redis) -> None:
     park(app, "stripe", 3)
     assert changed(with_token, verb="release", ids="stripe--1 unknown")[1]["said"] == (
-        "1 task sent to the broker; 1 of 2 are not parked there"
+        "1 task sent back to their queue; 1 of 2 are not parked there"
     )
-    assert changed(with_token, verb="release")[1]["said"] == "2 tasks sent to the broker"
+    assert changed(with_token, verb="release")[1]["said"] == "2 tasks sent back to their queue"
 
 
 WRONG = [

@@ -45,12 +45,12 @@ def test_rows_show_what_status_shows(server: EmbeddedServer, store: redis.Redis)
         "40",
         "backlogged",
     )
-    assert stripe["stored"].startswith("60/m, burst 5 by ann ")
-    assert stripe["stored"].endswith("'slow upstream'")
+    assert stripe["override"].startswith("60/m, burst 5 by ann ")
+    assert stripe["override"].endswith("'slow upstream'")
     assert (stripe["used"], stripe["share"]) == ("5 of 60/m", 8), "within a minute"
     assert 1 <= stripe["spark"][-1] <= 8, "five of sixty, within a minute"
     assert (gpu["used"], gpu["share"]) == ("1 of 4", 25)
-    assert (tenant["left"], tenant["used"], tenant["word"]) == ("by key", "-", "paused")
+    assert (tenant["free now"], tenant["used"], tenant["word"]) == ("by key", "-", "paused")
     ranks = [parts[f"limit {name}"]["rank"] for name in ("tenant", "stripe", "gpu", "e\nmails")]
     assert ranks == sorted(ranks)
     limiter.release(place)

@@ -56,7 +56,7 @@ const FILL = {
   },
   weights(part) {
     at("shares").hidden = part.length === 0;
-    at("shares").querySelector("tbody").replaceChildren(...part.map((cells) => row(cells, ["Share", "Weight", "Code", "By"])));
+    at("shares").querySelector("tbody").replaceChildren(...part.map((cells) => row(cells, ["Share", "Weight", "In the code", "Changed by"])));
   },
 };
 
@@ -66,7 +66,7 @@ listen(root.dataset.events, (parts, changed, isWhole) => {
   for (const name of changed) FILL[name]?.(parts.get(name));
   if (isWhole || changed.some((name) => name === `chart ${range}`)) chart();
   if (parked === null) look(1);
-  else if (changed.includes("parked")) at("again").classList.add("new");
+  else if (changed.includes("parked")) at("refresh").classList.add("new");
 });
 
 for (const button of document.querySelectorAll("[data-range]")) {
@@ -92,7 +92,7 @@ async function look(page) {
     return;
   }
   parked = said;
-  at("again").classList.remove("new");
+  at("refresh").classList.remove("new");
   const labels = words([...said.heads, "CALLED WITH"]);
   const body = said.rows.map((cells, place) => {
     const made = row(cells, labels);
@@ -102,13 +102,13 @@ async function look(page) {
   at("parked").tHead.replaceChildren(...(body.length ? [heads(labels)] : []));
   at("parked").tBodies[0].replaceChildren(...body);
   say(at("page"), said.pages > 1 ? `${said.total} parked, page ${said.page} of ${said.pages}` : `${said.total} parked`);
-  at("earlier").disabled = said.page <= 1;
-  at("later").disabled = said.page >= said.pages;
+  at("previous").disabled = said.page <= 1;
+  at("next").disabled = said.page >= said.pages;
 }
 
-at("earlier").addEventListener("click", () => look(parked.page - 1));
-at("later").addEventListener("click", () => look(parked.page + 1));
-at("again").addEventListener("click", () => look(parked.page));
+at("previous").addEventListener("click", () => look(parked.page - 1));
+at("next").addEventListener("click", () => look(parked.page + 1));
+at("refresh").addEventListener("click", () => look(parked.page));
 
 // Changes, where they are allowed.
 const form = at("change");

@@ -8,8 +8,8 @@ const filter = document.getElementById("filter");
 const CELLS = [
   ["rate", "Rate"],
   ["used", "Used"],
-  ["left", "Left", true],
-  ["waiting", "Waiting", true],
+  ["free now", "Free now", true],
+  ["starting soon", "Starting soon", true],
   ["parked", "Parked", true],
   ["queued", "Queued", true],
   ["drains in", "Drains in", true],
@@ -43,12 +43,12 @@ function fill(row, part) {
   cell("used").querySelector(".line").setAttribute("points", points.join(" "));
   cell("used").querySelector(".area").setAttribute("points", ["0,24", ...points, "120,24"].join(" "));
   cell("used").classList.toggle("full", part.share >= 90);
-  for (const name of ["left", "waiting", "queued", "drains in"]) {
+  for (const name of ["free now", "starting soon", "queued", "drains in"]) {
     say(cell(name), part[name].replace("/", "/\u200b"));
     cell(name).classList.toggle("nothing", ["0", "-"].includes(part[name]));
   }
   say(cell("parked").firstElementChild, part.parked);
-  say(cell("parked").lastElementChild, part.oldest === "-" ? "" : `oldest ${part.oldest}`);
+  say(cell("parked").lastElementChild, part["oldest parked"] === "-" ? "" : `oldest ${part["oldest parked"]}`);
   cell("parked").classList.toggle("nothing", part.parked === "0");
   cell("parked").classList.toggle("alarming", !part.attended);
   say(cell("state").firstElementChild, part.word);

@@ -300,9 +300,9 @@ def test_narrow_terminal_shows_the_main_columns(server: EmbeddedServer, store: r
     assert all(len(line) <= columns for line in said.splitlines()), said
     if columns == 200:
         assert "OLDEST" in heads
-        assert "not shown" not in said
+        assert "hidden" not in said
     else:
-        assert "not shown, as the terminal is narrow: " in " ".join(said.split())
+        assert "hidden, the terminal is narrow: " in " ".join(said.split())
 
 
 def test_wide_characters_keep_columns_aligned() -> None:

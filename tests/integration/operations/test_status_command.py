@@ -31,7 +31,7 @@ def test_status_shows_every_limit(run: Run, app: Celery) -> None:
     found = run("status")
     assert found.exit_code == 0, found.output
     heads, *rows = found.output.splitlines()
-    assert heads.split()[:5] == ["LIMIT", "CODE", "STORED", "USED", "LEFT"]
+    assert heads.split()[:5] == ["LIMIT", "CODE", "OVERRIDE", "USED", "FREE"]
     assert [row.split()[0] for row in rows] == ["e\\nmails", "gpu", "stripe", "tenant"], "a name breaks no line"
     assert "20/s, burst 5 by ann@host" in rows[2]
     assert "'the upstream is slow'" in rows[2]

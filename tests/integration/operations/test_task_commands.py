@@ -38,9 +38,9 @@ def test_parked_tasks_are_listed_in_pages_by_turn(run: Run, app: Celery) -> None
 
 def test_tasks_are_released_by_id_and_drained(run: Run, app: Celery, store: redis.Redis) -> None:
     ids = park(app, "stripe", 3)
-    assert run("release", ids[1]).output == "1 task sent to the broker\n"
+    assert run("release", ids[1]).output == "1 task sent back to their queue\n"
     assert store.llen("celery.throttled") == 1
-    assert run("release", "stripe", "--yes").output == "2 tasks sent to the broker\n"
+    assert run("release", "stripe", "--yes").output == "2 tasks sent back to their queue\n"
     park(app, "stripe", 3)
     assert json.loads(run("drain", "--json").output) == {"tasks": 3}
     assert store.llen("celery") == 3
@@ -56,9 +56,12 @@ def test_parked_tasks_of_many_keys_are_released_over_few_connections(
         app, "connection_for_write", lambda *args, **how: connections.append(1) or connect(*args, **how)
     )
     store.config_resetstat()
-    assert run("release", "tenant", "tenant-tenant:3-0", "tenant-tenant:4-1").output == "2 tasks sent to the broker\n"
+    assert (
+        run("release", "tenant", "tenant-tenant:3-0", "tenant-tenant:4-1").output
+        == "2 tasks sent back to their queue\n"
+    )
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 5, "one finds them, and each lot costs two"
-    assert run("release", "tenant", "--yes").output == "38 tasks sent to the broker\n"
+    assert run("release", "tenant", "--yes").output == "38 tasks sent back to their queue\n"
     assert len(connections) < 10
 
 
@@ -67,13 +70,13 @@ def test_purge_asks_for_confirmation(run: Run, app: Celery) -> None:
     for answer in ("n\n", ""):  # an empty one is Ctrl-C's, or Ctrl-D's
         found = run("purge", "stripe", input=answer)
         assert found.exit_code == 1
-        assert "Throw away all 3 parked tasks of stripe?" in found.output
-    assert "Throw away 2 tasks?" in run("purge", "stripe", "stripe--0", "stripe--1", input="n\n").output
+        assert "Delete all 3 parked tasks of stripe?" in found.output
+    assert "Delete 2 tasks?" in run("purge", "stripe", "stripe--0", "stripe--1", input="n\n").output
     assert json.loads(run("parked", "stripe", "--json").output)["parked"] == 3
     assert (
         run("purge", "stripe", "--yes", "--json").output == json.dumps({"name": "stripe", "tasks": 3}, indent=2) + "\n"
     )
-    assert run("purge", "stripe", input="y\n").output.endswith("0 tasks thrown away\n")
+    assert run("purge", "stripe", input="y\n").output.endswith("0 tasks deleted\n")
 
 
 def test_release_of_all_asks_for_confirmation(run: Run, app: Celery) -> None:
@@ -81,12 +84,14 @@ def test_release_of_all_asks_for_confirmation(run: Run, app: Celery) -> None:
         park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
     found = run("release", "tenant", input="n\n")
     assert (found.exit_code, "Release all 10 parked tasks of 5 keys of tenant?" in found.output) == (1, True)
-    assert run("release", "tenant", "--key", "tenant:4").output == "2 tasks sent to the broker\n"
-    assert run("release", "tenant", "--key", "tenant:4").output == "0 tasks sent to the broker\n"
-    assert run("release", "tenant", "tenant-tenant:3-0").output == "1 task sent to the broker\n", "an id says which"
-    assert "Throw away all 1 parked task of tenant?" in run("purge", "tenant", "--key", "tenant:3", input="n\n").output
-    assert run("release", "tenant", input="y\n").output.endswith("7 tasks sent to the broker\n")
-    assert run("release", "tenant").output == "0 tasks sent to the broker\n", "there is nothing to ask"
+    assert run("release", "tenant", "--key", "tenant:4").output == "2 tasks sent back to their queue\n"
+    assert run("release", "tenant", "--key", "tenant:4").output == "0 tasks sent back to their queue\n"
+    assert run("release", "tenant", "tenant-tenant:3-0").output == "1 task sent back to their queue\n", (
+        "an id says which"
+    )
+    assert "Delete all 1 parked task of tenant?" in run("purge", "tenant", "--key", "tenant:3", input="n\n").output
+    assert run("release", "tenant", input="y\n").output.endswith("7 tasks sent back to their queue\n")
+    assert run("release", "tenant").output == "0 tasks sent back to their queue\n", "there is nothing to ask"
 
 
 def test_explain_parked_task(run: Run, app: Celery) -> None:
@@ -194,7 +199,7 @@ def test_unreadable_message_does_not_hide_others(run: Run, app: Celery, store: r
     for id in ("stripe--1", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"):
         found = run("explain", "--json", "--", id)
         assert (found.exit_code, json.loads(found.output)["where"]) == (1, "unknown")
-    assert run("release", "stripe", "stripe--0", "stripe--2").output == "2 tasks sent to the broker\n"
+    assert run("release", "stripe", "stripe--0", "stripe--2").output == "2 tasks sent back to their queue\n"
     if stored and stored.startswith("1 1 1"):
-        assert run("release", "stripe", "--yes").output == "0 tasks sent to the broker\n"
+        assert run("release", "stripe", "--yes").output == "0 tasks sent back to their queue\n"
         assert run("purge", "stripe", "--yes").exit_code == 0

@@ -61,4 +61,4 @@ def test_check_of_an_app_without_limits() -> None:
     """Its worker starts, on whatever broker."""
     command = [sys.executable, "-m", "celery", "-A", "tests.apps.unlimited", "ratelimit", "check"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (found.returncode, found.stdout) == (0, "There are no limits.\n"), found.stderr
+    assert (found.returncode, found.stdout) == (0, "No limits are declared or stored.\n"), found.stderr
