@@ -158,7 +158,7 @@ def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) 
     plan = plan_of(task, permit["queue"]) if permit is not None else None
     if permit is None or plan is None or not (permit["granted_at"] or permit.get("shadow")):
         return False
-    limiter, every = limiter_of(task.app), plan.demands(request.args, request.kwargs)
+    limiter, every = limiter_of(task.app), plan.demands_in(permit)
     exempt = {each.name for each in plan.limits} - {each.name for each in every}  # of this call: nothing to correct
     if limit in exempt or (isinstance(actual_cost, Mapping) and exempt and exempt.issuperset(actual_cost)):
         return False

@@ -98,7 +98,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             wait, granted_at = decision.retry_after, decision._granted_at
     if shadow:
         limiter._pass_by(shadow, (f"t{task.name}", f"q{queue}"))
-    permit = permit_of(queue, run, granted_at, shadow)
+    permit = permit_of(queue, run, granted_at, demands, shadow)
     throttles = {"upstream_throttles": upstream_throttles_in(vars(request)), "in_task": True}
     request.delivery_info = {**delivery, PERMIT: {"worker": request.hostname, **permit, **throttles}}
     time.sleep(wait)
@@ -120,7 +120,7 @@ def return_in_task(task: Any, error: Exception) -> None:
             raise
         with contextlib.suppress(*STORE_TROUBLES):  # the lease keeper tries again
             leases_of(task.app).end(permit["id"])
-        call = _Call(plan, permit["queue"], plan.demands(request.args, request.kwargs), time.monotonic())
+        call = _Call(plan, permit["queue"], plan.demands_in(permit), time.monotonic())
         demand, paused = call.demand(refusal.limit), Paused(max(1.0, refusal.retry_after or 0.0), None)
         with contextlib.suppress(*STORE_TROUBLES):
             paused = report_refusal(limiter_of(task.app)._asker, demand, refusal, task.name, request.id)

@@ -42,8 +42,7 @@ class _Outcomes:
 def report_outcome(task: Any, error: Exception | None) -> None:
     """Tell the breakers of a task's limits that its body has ended; ``error``: how, ``None``: it has returned.
 
-    A store that does not answer is not told. No error changes how the task ends: its body may have changed the
-    arguments in which a key is found.
+    A store that does not answer is not told. No error changes how the task ends.
     """
     try:
         _report(task, error)
@@ -58,7 +57,7 @@ def _report(task: Any, error: Exception | None) -> None:
     if permit is None or plan is None or not plan.has_breaker:
         return
     known: dict[tuple[str, str], _Outcomes] = kept(task.app, "outcomes", dict)
-    for demand in plan.demands(request.args, request.kwargs):
+    for demand in plan.demands_in(permit):
         breaker = getattr(demand.limit, "breaker", None)
         if breaker is None or demand.name in permit.get("shadow", ()):
             continue

@@ -50,12 +50,7 @@ def return_if_refused(task: Any, error: Exception) -> None:
     plan = plan_of(task, permit["queue"])
     if plan is None:
         return
-    try:
-        demands = plan.demands(request.args, request.kwargs)
-    except Exception:  # the body has changed the arguments in which keys are found; the worker has them as they came
-        if "in_task" in permit or plan.policy.throttle == "fail":
-            return
-        demands = tuple(LimitRequest(limit, str(limit.name)) for limit in plan.limits)
+    demands = plan.demands_in(permit)
     if not demands:
         return
     demand = _demand_of(task, demands, refusal)

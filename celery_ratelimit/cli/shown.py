@@ -14,8 +14,17 @@ import click
 from ..words import clock, end_of, length, number_of, plain, seconds_of, unnamed
 
 __all__ = [
-    *("NO_LIMITS", "Duration", "clock", "end_of", "length", "number_of"),
-    *("plain", "show_json", "table_of", "tell", "unnamed"),
+    "NO_LIMITS",
+    "Duration",
+    "clock",
+    "end_of",
+    "length",
+    "number_of",
+    "plain",
+    "show_json",
+    "table_of",
+    "tell",
+    "unnamed",
 ]
 
 NO_LIMITS = "No limits are declared or stored."

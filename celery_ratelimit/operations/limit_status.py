@@ -172,9 +172,7 @@ class LimitStatus:
             standing.waiting or standing.retry_after > standing.interval or (standing.size > 1 and not self.remaining)
         ):
             return "at its limit"
-        in_use = (
-            bool(self.used)
-            or self.remaining is not None
-            and (standing.reset_after > 0 or self.remaining < standing.size)
+        in_use = bool(self.used) or (
+            self.remaining is not None and (standing.reset_after > 0 or self.remaining < standing.size)
         )
         return "active" if in_use else "idle"

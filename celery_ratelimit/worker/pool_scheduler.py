@@ -57,7 +57,7 @@ class PoolScheduler:
         requests.remove_marker(request)
         waiting = UnlimitedRequest(request, queue, number, monotonic())
         if shadow:
-            waiting.permit = permit_of(queue, request.id, 0, shadow)
+            waiting.permit = permit_of(queue, request.id, 0, (), shadow)
             waiting.on_start = lambda: self._reporter.passed(waiting, shadow)
         self._unlimited.append(waiting)
         self._prefetch.enter(waiting)

@@ -44,9 +44,12 @@ def outcome_of(
     return ThrottleReport(what, wait, demand, interval, waited=now - pending.arrived_at, queue_full=queue_full)
 
 
-def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[LimitRequest, ...]) -> dict[str, Any]:
+def permit_of(
+    queue: str, id: str, granted_at: int, demands: Sequence[LimitRequest], shadow: Sequence[LimitRequest]
+) -> dict[str, Any]:
     """The fields of a permit that a task knows, to settle it."""
-    permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at}
+    asked = [(demand.name, demand.key, demand.cost, demand.share) for demand in (*demands, *shadow)]
+    permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at, "asked": asked}
     return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
 
 
@@ -99,7 +102,7 @@ class Reporter:
         """
         if self._all:
             self._tell(_started(pending, permit_at_us))
-        permit = permit_of(pending.queue, pending.run_id, permit_at_us, pending.shadow)
+        permit = permit_of(pending.queue, pending.run_id, permit_at_us, pending.demands, pending.shadow)
         if _was_throttled(pending):
             permit["throttled_for"] = _throttled_for(pending, permit_at_us)
             permit["throttled_by"] = _throttled_by(pending)

@@ -95,9 +95,11 @@ class UpstreamReturns:
         try:
             queue, now = requests.queue_of(request), monotonic()
             plan = self._limits.plan_of(request.task, queue)
-            assert plan is not None  # or the run would not have had a permit
             priority = priority_of(request.message.properties.get("priority"))
-            demands = plan.demands(request.args, request.kwargs, priority)
+            permit = requests.permit_in(request)
+            assert plan is not None
+            assert permit is not None  # or the run would not have ended so
+            demands = plan.demands_in(permit, priority)
             until = now + self._worker.broker.max_hold(queue) - requests.delivery_age(request)
             pending = PendingRequest(request, queue, plan, demands, 0, now, until, has_reservation=True, returned=True)
             pending.can_park, pending.coalesce_key = self._attendant.may_park(plan), coalesce_key(plan, request)

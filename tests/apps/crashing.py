@@ -50,9 +50,9 @@ def _end_poll(channel: Channel) -> None:
         for client in other.client_list():
             if client["addr"] == f"{host}:{port}":
                 other.client_unblock(int(client["id"]))
-        if answer := channel.client.parse_response(connection, "BRPOP"):
-            queue, message = answer
-            other.rpush(queue, message)
+        # Nothing comes if this is called while the message that came is handled.
+        if connection.can_read(2 * channel.brpop_timeout) and (answer := connection.read_response()):
+            other.rpush(*answer)
 
 
 if step := os.environ.get("TEST_DIES"):

@@ -10,7 +10,6 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
-from celery_ratelimit._celery import PERMIT, ReturnToBacklog
 from celery_ratelimit.app import outcomes
 
 Make = Callable[..., tuple[Any, Limiter]]
@@ -58,10 +57,6 @@ def refuse(error: Exception) -> None:
     raise error
 
 
-def take(order: dict[str, str]) -> str:
-    return order.pop("account")
-
-
 def echo(account: str) -> str:
     return account
 
@@ -93,28 +88,39 @@ def test_other_error_opens_the_breaker(make: Make, request: pytest.FixtureReques
     assert is_open(limiter, request.node.name)
 
 
-def test_a_task_that_changes_its_arguments_succeeds(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    task, _ = make(take, key="{order[account]}")
-    assert run(task, {"account": "a"}) == "a"
-    assert "is not told to its breakers" in caplog.text
+def take_and_fail(order: dict[str, str]) -> None:
+    raise TooMany(order.pop("account"))
+
+
+def test_failure_counts_for_the_key_that_the_task_came_with(make: Make, request: pytest.FixtureRequest) -> None:
+    """Its body has changed the argument in which the key is found."""
+    task, limiter = make(take_and_fail, key="{order[account]}")
+    with pytest.raises(TooMany):
+        run(task, {"account": "a"})
+    assert is_open(limiter, request.node.name, "a")
+
+
+def test_cost_is_settled_for_the_key_that_the_task_came_with(make: Make, request: pytest.FixtureRequest) -> None:
+    def take_and_settle(order: dict[str, str]) -> bool:
+        del order["account"]
+        settled: bool = task.settle(500)
+        return settled
+
+    task, limiter = make(take_and_settle, key="{order[account]}")
+    assert run(task, {"account": "a"})
+    assert limiter.peek(task.limits, key="a").remaining < 1000 - 400
 
 
 def take_and_be_refused(order: dict[str, str]) -> None:
     raise UpstreamThrottled(0.01, "upstream") from TooMany(order.pop("account"))
 
 
-def test_refused_task_with_changed_arguments_goes_back(make: Make) -> None:
-    task, _ = make(take_and_be_refused, key="{order[account]}", limit="upstream")
-    permit = {"worker": "w", "queue": "celery", "id": "1", "granted_at": 1}
-    order = {"account": "a"}
-    delivery = {"delivery_info": {PERMIT: permit}, "hostname": "w"}
-    task.push_request(id="1", args=[order], kwargs={}, called_directly=False, **delivery)
-    with pytest.raises(ReturnToBacklog) as raised:
-        task.run(order)
-    assert raised.value.limit == "upstream"
-    task.pop_request()
-    with pytest.raises(UpstreamThrottled):  # its key is unknown in a worker without the gate
+def test_refused_task_pauses_the_key_that_it_came_with(make: Make) -> None:
+    task, limiter = make(take_and_be_refused, key="{order[account]}", limit="upstream", throttle="fail")
+    with pytest.raises(TooMany):
         run(task, {"account": "a"})
+    assert limiter.config("upstream", key="a").paused
+    assert not limiter.config("upstream", key="b").paused
 
 
 def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
