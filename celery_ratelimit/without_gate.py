@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
 
-from ._celery import HOLD_SHARE, PERMIT, ReturnToBacklog, requests, visibility_timeouts_of
+from ._celery import PERMIT, ReturnToBacklog, longest_hold, requests
 from ._celery.message_fields import priority_of
 from ._celery.saved_message import THROTTLES_HEADER, upstream_throttles_in
 from .app.kept import kept
@@ -139,7 +139,7 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
     if isinstance(action, GiveUp):
         report = replace(report, queue_full=action.queue_full).given_up(action.how, call.plan.policy)
     else:
-        report = replace(report, retry_after=min(wait, _longest_countdown(task.app)))
+        report = replace(report, retry_after=min(wait, _longest_countdown(task.app, call.queue)))
     _count(task, call.queue, report.what, call.demands, demand.name)
     _end_run(task, report)
 
@@ -181,10 +181,12 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
     raise Ignore
 
 
-def _longest_countdown(app: Any) -> float:
+def _longest_countdown(app: Any, queue: str) -> float:
     """Seconds: on a longer countdown the broker would deliver the message a second time."""
-    longest: float = kept(app, "longest countdown", lambda: HOLD_SHARE * min(visibility_timeouts_of(app)))
-    return longest
+    known: dict[str, float] = kept(app, "longest countdowns", dict)
+    if queue not in known:
+        known[queue] = longest_hold(app, queue)
+    return known[queue]
 
 
 def _headers(request: Any) -> dict[str, Any]:

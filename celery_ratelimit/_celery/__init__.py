@@ -4,7 +4,7 @@ Line numbers are of Celery and kombu 5.7.0. ``tests/integration/celery_internals
 one moves.
 """
 
-from .broker import HOLD_SHARE, broker_fingerprint, consumer_timeout_of, is_on_sqs, visibility_timeouts_of
+from .broker import HOLD_SHARE, broker_fingerprint, consumer_timeout_of, is_on_sqs, longest_hold, visibility_timeouts_of
 from .broker_queries import (
     BrokerDidNotAnswer,
     default_queue_of,
@@ -39,6 +39,7 @@ __all__ = [
     "default_queue_of",
     "fetch_messages",
     "is_on_sqs",
+    "longest_hold",
     "message_count",
     "message_counts",
     "models_of",

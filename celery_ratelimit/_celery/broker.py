@@ -35,6 +35,7 @@ __all__ = [
     "broker_problem",
     "consumer_timeout_of",
     "is_on_sqs",
+    "longest_hold",
     "visibility_timeouts_of",
 ]
 
@@ -165,6 +166,11 @@ def _sqs_timeouts(connection: Any, queues: Iterable[str], given: float) -> Itera
             *(error, lowest),
         )
         yield from (lowest, given or _VISIBILITY_TIMEOUTS["sqs"])
+
+
+def longest_hold(app: Any, queue: str) -> float:
+    """Seconds that a message of a queue may be on a countdown. Of a longer one the broker delivers it again."""
+    return HOLD_SHARE * min(*visibility_timeouts_of(app), consumer_timeout_of(app, queue))
 
 
 def is_on_sqs(app: Any) -> bool:

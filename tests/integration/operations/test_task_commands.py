@@ -176,6 +176,15 @@ def test_explain_task_on_its_way_to_the_broker(run: Run, app: Celery) -> None:
 RECORD = "1 1 1 0 " + 6 * " "
 
 
+def test_unknown_ids_are_not_found(run: Run, app: Celery, store: redis.Redis) -> None:
+    park(app, "stripe", 3)
+    (payloads,) = store.keys("*{stripe}*payloads*")
+    store.hset(payloads, "stripe--1~0@celery", "x")
+    for id in ("stripe--1", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"):
+        found = run("explain", "--json", "--", id)
+        assert (found.exit_code, json.loads(found.output)["where"]) == (1, "unknown")
+
+
 @pytest.mark.parametrize(
     "stored",
     [
@@ -196,9 +205,6 @@ def test_unreadable_message_does_not_hide_others(run: Run, app: Celery, store: r
     tasks = {task.id: task.task for task in ParkingLots(app).tasks("stripe")}
     assert tasks == {"stripe--0": "shop.charge", "stripe--1~0@celery": "", "stripe--2": "shop.charge"}
     assert "3 parked" in run("parked", "stripe").output
-    for id in ("stripe--1", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"):
-        found = run("explain", "--json", "--", id)
-        assert (found.exit_code, json.loads(found.output)["where"]) == (1, "unknown")
     assert run("release", "stripe", "stripe--0", "stripe--2").output == "2 tasks sent back to their queue\n"
     if stored and stored.startswith("1 1 1"):
         assert run("release", "stripe", "--yes").output == "0 tasks sent back to their queue\n"

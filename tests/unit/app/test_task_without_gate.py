@@ -9,6 +9,7 @@ import pytest
 import redis
 from celery import Celery
 from celery.exceptions import Ignore
+from kombu import Queue
 
 from celery_ratelimit import Limit, Limiter, RateLimitedTask, StoreUnavailable, Throttled
 from celery_ratelimit.signals import task_throttled_out
@@ -58,6 +59,10 @@ def test_no_countdown_is_so_long_that_the_broker_delivers_the_message_again(
         task.app.conf.broker_transport_options = {"visibility_timeout": visibility}
     assert run(task, 1) == "runs"
     assert run(task, 2) == {"countdown": pytest.approx(countdown)}
+    arguments = {"x-consumer-timeout": 10_000}
+    task.app.conf.task_queues = [Queue("celery"), Queue("brief", queue_arguments=arguments)]
+    task.app.amqp.__dict__.pop("queues", None)
+    assert run(task, 3, "brief") == {"countdown": pytest.approx(4)}
 
 
 @pytest.mark.parametrize(
