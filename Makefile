@@ -22,7 +22,7 @@ test: $(STAMP) lint
 
 # Those of make test, too: everything there is. Four files at a time, with their fleets, are more than two cores can do in time.
 test-all: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	RATELIMIT_TEST_EXAMPLES=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Without workers and brokers: while one works on a change.
 check: $(STAMP) lint

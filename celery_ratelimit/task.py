@@ -11,6 +11,7 @@ from celery import Celery, Task
 
 from ._celery import call_when_body_ends, requests
 from .app.outcomes import report_outcome
+from .app.permits import demands_in
 from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES, ConfigurationError
@@ -158,7 +159,7 @@ def _settle(task: Any, actual_cost: int | Mapping[str, int], limit: str | None) 
     plan = plan_of(task, permit["queue"]) if permit is not None else None
     if permit is None or plan is None or not (permit["granted_at"] or permit.get("shadow")):
         return False
-    limiter, every = limiter_of(task.app), plan.demands_in(permit)
+    limiter, every = limiter_of(task.app), demands_in(permit, plan)
     exempt = {each.name for each in plan.limits} - {each.name for each in every}  # of this call: nothing to correct
     if limit in exempt or (isinstance(actual_cost, Mapping) and exempt and exempt.issuperset(actual_cost)):
         return False

@@ -15,6 +15,7 @@ from ._celery import PERMIT, ReturnToBacklog, longest_hold, requests
 from ._celery.message_fields import priority_of
 from ._celery.saved_message import THROTTLES_HEADER, upstream_throttles_in
 from .app.kept import kept
+from .app.permits import demands_in, permit_of
 from .app.plan import Plan, plan_of
 from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
@@ -26,7 +27,7 @@ from .limiter.shadow import asked_of
 from .limiter.upstream_methods import Paused
 from .observing import Observation
 from .store_calls.outage import TaskDeferral
-from .worker.reporting import ThrottleReport, permit_of
+from .worker.reporting import ThrottleReport
 from .worker.rules import GiveUp, refused
 from .worker.stored_limit_labels import stored_in_place_of
 from .worker.upstream_returns import put_back
@@ -120,7 +121,7 @@ def return_in_task(task: Any, error: Exception) -> None:
             raise
         with contextlib.suppress(*STORE_TROUBLES):  # the lease keeper tries again
             leases_of(task.app).end(permit["id"])
-        call = _Call(plan, permit["queue"], plan.demands_in(permit), time.monotonic())
+        call = _Call(plan, permit["queue"], demands_in(permit, plan), time.monotonic())
         demand, paused = call.demand(refusal.limit), Paused(max(1.0, refusal.retry_after or 0.0), None)
         with contextlib.suppress(*STORE_TROUBLES):
             paused = report_refusal(limiter_of(task.app)._asker, demand, refusal, task.name, request.id)

@@ -17,6 +17,7 @@ from ..limiter.decision_counts import count_upstream
 from ..limiter.stored_settings import LONGEST, note_of
 from ..limits.breaker import Breaker
 from .kept import kept
+from .permits import demands_in
 from .plan import plan_of
 from .state import limiter_of
 
@@ -57,7 +58,7 @@ def _report(task: Any, error: Exception | None) -> None:
     if permit is None or plan is None or not plan.has_breaker:
         return
     known: dict[tuple[str, str], _Outcomes] = kept(task.app, "outcomes", dict)
-    for demand in plan.demands_in(permit):
+    for demand in demands_in(permit, plan):
         breaker = getattr(demand.limit, "breaker", None)
         if breaker is None or demand.name in permit.get("shadow", ()):
             continue

@@ -15,10 +15,9 @@ from .._celery import Models, is_on_sqs, models_of
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
 from ..limiter.call_requests import demands_of
-from ..limiter.limit_request import LimitRequest, rated_key, with_priority
+from ..limiter.limit_request import LimitRequest, with_priority
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
-from ..limits.rates import limit_of_key
 from ..limits.specs import named
 from ..limits.templates import check_arguments, signature_of, templates_of
 from .kept import kept
@@ -123,17 +122,6 @@ class Plan:
         if demands is None:
             args, kwargs = self.models(args, kwargs) if self.models is not None else (args, kwargs)
             demands = demands_of(self.limits, self.signature, args, kwargs, self.node, missing_key=self.missing_key)
-        return with_priority(demands, priority, lowest_first=self.lowest_first) if self.reserves else demands
-
-    def demands_in(self, permit: Mapping[str, Any], priority: int = 0) -> tuple[LimitRequest, ...]:
-        """The limit requests of the call that has this permit. Its body may have changed its arguments since."""
-        limits = {limit.name: limit for limit in self.limits}
-        demands = tuple(
-            [
-                LimitRequest(limit_of_key(limits[name], rated_key(limits[name], key)), name, key, cost, share=share)
-                for name, key, cost, share in permit["asked"]
-            ]
-        )
         return with_priority(demands, priority, lowest_first=self.lowest_first) if self.reserves else demands
 
 

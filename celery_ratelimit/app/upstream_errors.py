@@ -19,6 +19,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.rates import limit_of_key, whole_limit
 from ..store.keys import short
 from .kept import kept
+from .permits import demands_in
 from .plan import plan_of
 from .settings import settings_of
 from .state import limiter_of
@@ -50,7 +51,7 @@ def return_if_refused(task: Any, error: Exception) -> None:
     plan = plan_of(task, permit["queue"])
     if plan is None:
         return
-    demands = plan.demands_in(permit)
+    demands = demands_in(permit, plan)
     if not demands:
         return
     demand = _demand_of(task, demands, refusal)

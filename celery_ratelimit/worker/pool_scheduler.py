@@ -12,10 +12,11 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker, requests
+from ..app.permits import permit_of
 from ..limiter.limit_request import LimitRequest
 from .capacity import AHEAD, PoolCapacity
 from .flow_control import HeldRequests
-from .reporting import Reporter, permit_of
+from .reporting import Reporter
 from .request import UnlimitedRequest
 from .request_queue import ACQUIRE_EARLY, LimitQueue, task_name
 from .request_queues import RequestQueues

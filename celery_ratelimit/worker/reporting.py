@@ -15,6 +15,7 @@ from typing import Any
 from .._celery import requests
 from .._celery.saved_message import marker_in
 from ..app.options import Policy
+from ..app.permits import permit_of
 from ..errors import Throttled
 from ..limiter.limit_request import LimitRequest
 from ..limiter.shadow import asked_of
@@ -25,7 +26,7 @@ from ..words import NO_END
 from .request import PendingRequest, UnlimitedRequest
 from .request_queue import LimitQueue
 
-__all__ = ["Reporter", "ThrottleReport", "outcome_of", "permit_of"]
+__all__ = ["Reporter", "ThrottleReport", "outcome_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -42,15 +43,6 @@ def outcome_of(
     """The report of a request that waits for its slot."""
     interval = limit_queue.intervals.get(demand.name, 0.0)
     return ThrottleReport(what, wait, demand, interval, waited=now - pending.arrived_at, queue_full=queue_full)
-
-
-def permit_of(
-    queue: str, id: str, granted_at: int, demands: Sequence[LimitRequest], shadow: Sequence[LimitRequest]
-) -> dict[str, Any]:
-    """The fields of a permit that a task knows, to settle it."""
-    asked = [(demand.name, demand.key, demand.cost, demand.share) for demand in (*demands, *shadow)]
-    permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at, "asked": asked}
-    return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
 
 
 class Reporter:

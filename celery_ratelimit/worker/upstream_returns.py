@@ -17,6 +17,7 @@ from .._celery import ReturnToBacklog, Worker, requests
 from .._celery.message_fields import priority_of
 from .._celery.saved_message import count_upstream_throttle, marker_in
 from ..app.app_limits import AppLimits
+from ..app.permits import demands_in
 from ..app.upstream_errors import report_refusal
 from ..backlog.backlog import ParkResult
 from ..backlog.return_scheduler import ReturnScheduler
@@ -99,7 +100,7 @@ class UpstreamReturns:
             permit = requests.permit_in(request)
             assert plan is not None
             assert permit is not None  # or the run would not have ended so
-            demands = plan.demands_in(permit, priority)
+            demands = demands_in(permit, plan, priority)
             until = now + self._worker.broker.max_hold(queue) - requests.delivery_age(request)
             pending = PendingRequest(request, queue, plan, demands, 0, now, until, has_reservation=True, returned=True)
             pending.can_park, pending.coalesce_key = self._attendant.may_park(plan), coalesce_key(plan, request)

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
-from tests.examples import the_same_every_time
+from tests.examples import load_profile
 
 from .frozen import FROZEN_STORE
 from .mixed_world import MixedWorld
 
-# The suite looks at the same examples every time. To look for new ones: HYPOTHESIS_PROFILE=explore.
-settings.register_profile(
-    "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("explore", settings.get_profile("suite"), derandomize=False, max_examples=20_000)
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "suite")
-settings.load_profile(PROFILE)
-if PROFILE == "suite":
-    the_same_every_time()
+load_profile()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
@@ -17,6 +17,7 @@ from celery_ratelimit.limiter.script_calls import decision_of, whole_numbers
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.admission import acquire_in_order
 from tests.conftest import Clock
+from tests.examples import examples
 
 from .frozen import demand
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts
@@ -66,19 +67,19 @@ others = st.lists(st.sampled_from(["a", "b", "c", "f", "g", ""]), max_size=4)
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_requests_in_order_match_the_model(world: NextWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind])), data.draw(others))
 
 
 @given(trace=acts(), others=others)
-@settings(max_examples=300)
+@examples(300)
 def test_several_algorithms_match_the_model(world: NextWorld, trace: list[Act], others: list[str]) -> None:
     follow(world, trace, others)
 
 
 @given(trace=acts(back=True), others=others)
-@settings(max_examples=150)
+@examples(150)
 def test_clock_steps_back_match_the_model(world: NextWorld, trace: list[Act], others: list[str]) -> None:
     follow(world, trace, others)
 

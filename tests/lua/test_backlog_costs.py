@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
@@ -13,6 +13,7 @@ from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import PUBLISH_TIMEOUT
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from tests.examples import examples
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
@@ -49,7 +50,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(steps=st.lists(STEP, max_size=40))
 def test_cost_sum_matches_the_parked_tasks(server: object, steps: list[tuple[str, int, int]]) -> None:
     from tests.conftest import FROZEN_NOW, START

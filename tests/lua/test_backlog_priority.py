@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from tests.conftest import START, Clock
+from tests.examples import examples
 from tests.parks import answer, packed
 
 from .frozen import demand
@@ -156,7 +157,7 @@ def test_drain_takes_every_priority(parking: Backlog, clock: Clock) -> None:
         max_size=40,
     )
 )
-@settings(max_examples=60)
+@examples(60)
 def test_random_tasks_leave_as_in_the_model(
     store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int]]
 ) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.testing import EmbeddedServer
+from tests.examples import examples
 
 from .frozen import FROZEN_STORE
 
@@ -87,7 +88,7 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @given(calls=calls)
-@settings(max_examples=300)
+@examples(300)
 def test_batched_park_matches_single_parks(fleets: tuple[redis.Redis, list[Backlog]], calls: list[Any]) -> None:
     store, (together, one_by_one) = fleets
     store.flushall()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from tests.examples import examples
 
 from .change import judge
 from .counted import Numbers
@@ -72,7 +73,7 @@ USUAL = (*zip(KINDS, (*KINDS[1:], KINDS[0]), strict=True), ("sliding_log", "slid
     ],
 )
 @given(data=st.data())
-@settings(max_examples=12)
+@examples(12)
 def test_law_1_holds_from_a_change_on(world: MixedWorld, before: str, after: str, data: st.DataObject) -> None:
     old, new = data.draw(limits("x", [before])), data.draw(limits("x", [after]))
     if before != "leaky_bucket" and after != "leaky_bucket":

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
@@ -15,6 +15,7 @@ from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked, read_parcel
 from tests.conftest import START, Clock
+from tests.examples import examples
 from tests.parks import answer, packed
 
 from .frozen import demand
@@ -211,7 +212,7 @@ def traces(draw: st.DrawFn) -> list[tuple[str, str, int]]:
 
 
 @given(trace=traces())
-@settings(max_examples=150)
+@examples(150)
 def test_random_duplicates_keep_one_of_each_and_lose_none(
     store_and_limiter: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
 ) -> None:

@@ -10,13 +10,14 @@ from math import ceil
 
 import pytest
 import redis
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
+from tests.examples import examples
 
 from .counted import Numbers
 from .frozen import expiries
@@ -40,11 +41,6 @@ def world(request: pytest.FixtureRequest) -> Asked:
     return request.getfixturevalue("store_world") if request.param == "lua" else ModelWorld()
 
 
-@pytest.fixture
-def examples(request: pytest.FixtureRequest) -> int:
-    return 60 if "lua" in request.node.name else 150
-
-
 def check(world: Asked, trace: list[Act], waited_for: bool = False) -> None:
     play, demands = Play(world, waited_for=waited_for), {}
     for act in trace:
@@ -57,7 +53,7 @@ def check(world: Asked, trace: list[Act], waited_for: bool = False) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_law_1_holds_when_the_clock_steps_back(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)))
 
@@ -65,14 +61,14 @@ def test_law_1_holds_when_the_clock_steps_back(world: Asked, kind: str, data: st
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_law_1_by_the_clock_itself_where_it_steps_back_a_little(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)), waited_for=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_law_1_holds_with_cancels_and_settles(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind], verbs=ALL, overdraw=False)))
 
@@ -80,14 +76,14 @@ def test_law_1_holds_with_cancels_and_settles(world: Asked, kind: str, data: st.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=70)
+@examples(70)
 def test_law_1_holds_for_permits_taken_far_ahead(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind, kind, "token_bucket"], verbs=ALL, overdraw=False, ahead=True)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_law_1_holds_at_every_grant_after_overdrafts(world: Asked, kind: str, data: st.DataObject) -> None:
     def at_a_grant(demand: LimitRequest, grant: Start, before: list[Start]) -> None:
         check_windows_up_to(grant, before, demand)
@@ -208,7 +204,7 @@ def test_law_3_for_estimated_slots(world: Asked, wanted: Limit, number: int) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_law_7_caller_that_waits_as_told_is_granted(world: Asked, kind: str, data: st.DataObject) -> None:
     trace = data.draw(acts(only=[kind, kind, "token_bucket"], back=True, verbs=(*CALLS, "reserve", "cancel", "settle")))
     play = Play(world)
@@ -229,7 +225,7 @@ def test_law_7_caller_that_waits_as_told_is_granted(world: Asked, kind: str, dat
 
 @pytest.mark.parametrize("kind", ["leaky_bucket", "token_bucket", "fixed_window", "sliding_log", "stepped_bucket"])
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_law_7_every_waiting_request_is_granted_at_its_slot(world: Asked, kind: str, data: st.DataObject) -> None:
     """Not so under an estimate, nor where a step brings more than the bucket can hold."""
     wanted = [LimitRequest(data.draw(limits("api", [kind])), "api")]
@@ -248,7 +244,7 @@ def test_law_7_every_waiting_request_is_granted_at_its_slot(world: Asked, kind: 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_law_9_every_key_expires_and_none_too_early(store_world: MixedWorld, kind: str, data: st.DataObject) -> None:
     world = store_world
     play = Play(world)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from tests.examples import examples
 
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts
 
@@ -23,27 +24,27 @@ def follow(world: MixedWorld, trace: list[Act]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=120)
+@examples(120)
 def test_lua_matches_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind])))
 
 
 @given(trace=acts())
-@settings(max_examples=400)
+@examples(400)
 def test_several_algorithms_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_clock_steps_back_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind], back=True)))
 
 
 @pytest.mark.slow
 @given(trace=acts(back=True))
-@settings(max_examples=300)
+@examples(300)
 def test_several_algorithms_and_clock_steps_back_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
@@ -51,7 +52,7 @@ def test_several_algorithms_and_clock_steps_back_match_the_model(world: MixedWor
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=80)
+@examples(80)
 def test_permits_taken_far_ahead_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind, kind, "token_bucket"], ahead=True)))
 
@@ -86,7 +87,7 @@ def odd_demands(draw: st.DrawFn) -> LimitRequest:
 @given(
     wanted=odd_demands(), pauses=st.lists(st.integers(0, 10**14) | st.none() | st.just(1), max_size=8), data=st.data()
 )
-@settings(max_examples=200)
+@examples(200)
 def test_largest_exact_numbers_match_the_model(
     world: MixedWorld, wanted: LimitRequest, pauses: list[int | None], data: st.DataObject
 ) -> None:

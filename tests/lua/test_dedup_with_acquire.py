@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
@@ -20,6 +20,7 @@ from celery_ratelimit.backlog.tuning import REPORT_DELAY
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.deduplication import Deduplication, acquire_along
 from tests.conftest import Clock
+from tests.examples import examples
 from tests.parks import packed
 
 from .backlog_steps import API, BUCKET, let_out
@@ -59,7 +60,7 @@ def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Lim
 
 @pytest.mark.slow
 @given(steps=steps)
-@settings(max_examples=200)
+@examples(200)
 def test_combined_script_answers_like_two_scripts(
     fleets: tuple[redis.Redis, list[tuple[Limiter, Backlog]]], steps: list[Any]
 ) -> None:

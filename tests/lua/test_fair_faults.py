@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
@@ -16,6 +16,7 @@ from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
+from tests.examples import examples
 
 from .test_fair_shares import BUCKET, SHARES, TURNS, limit, to_park
 
@@ -45,7 +46,7 @@ ACT = st.one_of(
 
 
 @given(acts=st.lists(ACT, min_size=1, max_size=40))
-@settings(max_examples=150)
+@examples(150)
 def test_random_faults_lose_no_task(
     store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[Any, ...]]
 ) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from tests.conftest import START
+from tests.examples import examples
 
 from .test_fair_shares import BUCKET, SHARES, TURNS, leave, limit, park, to_park
 
@@ -64,7 +65,7 @@ ACT = st.one_of(
     acts=st.lists(ACT, min_size=1, max_size=25),
     weights=st.dictionaries(st.sampled_from(TENANTS), st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0]), max_size=4),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_tasks_leave_as_by_the_model_and_the_bound_holds(
     store_and_limiter: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int, int]], weights: dict[str, float]
 ) -> None:

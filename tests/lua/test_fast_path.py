@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Concurrency, Decision, ImpossibleRequest, Limit, Limiter
@@ -17,6 +17,7 @@ from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
+from tests.examples import examples
 
 from .frozen import FROZEN_STORE, expiries
 
@@ -164,12 +165,12 @@ def both(server: EmbeddedServer) -> Iterator[Both]:
 
 
 @given(trace=traces(back=False))
-@settings(max_examples=80)
+@examples(80)
 def test_fast_path_answers_and_writes_the_same(both: Both, trace: list[Act]) -> None:
     both.follow(trace)
 
 
 @given(trace=traces(back=True))
-@settings(max_examples=50)
+@examples(50)
 def test_fast_path_matches_when_the_clock_steps_back(both: Both, trace: list[Act]) -> None:
     both.follow(trace)

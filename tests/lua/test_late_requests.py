@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from tests.asking import settle_demands
 from tests.conftest import START, Clock
+from tests.examples import examples
 
 from .frozen import demand, us
 from .mixed_world import MixedWorld
@@ -29,7 +30,7 @@ from .mixed_world import MixedWorld
         max_size=40,
     ),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_late_requests_match_the_model(
     world: MixedWorld, rate: str, burst: int, steps: list[tuple[str, int, int]]
 ) -> None:

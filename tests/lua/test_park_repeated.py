@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog import tuning
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from tests.conftest import START, Clock
+from tests.examples import examples
 from tests.parks import EMPTY, park_one
 
 from .backlog_steps import API, BUCKET, let_out, message_of, publish
@@ -224,7 +225,7 @@ class Task:
 
 
 @given(steps=STEPS)
-@settings(max_examples=300)
+@examples(300)
 def test_random_lost_and_late_calls_run_the_task_once(
     store_and_limiter: tuple[redis.Redis, Limiter], steps: list[Any]
 ) -> None:

@@ -8,13 +8,14 @@ from fractions import Fraction
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest, with_priority
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
+from tests.examples import examples
 
 from .frozen import FROZEN_STORE, us
 from .mixed_world import Act, MixedWorld, Play
@@ -94,25 +95,25 @@ def follow(world: MixedWorld, trace: list[Act], data: st.DataObject | None = Non
 
 
 @given(trace=acts())
-@settings(max_examples=150)
+@examples(150)
 def test_lua_matches_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @given(trace=acts(several=True))
-@settings(max_examples=150)
+@examples(150)
 def test_beside_another_limit_matches_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @given(trace=acts(back=True))
-@settings(max_examples=100)
+@examples(100)
 def test_clock_steps_back_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
     follow(world, trace)
 
 
 @given(trace=acts(several=True), data=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_changing_rates_match_the_model(world: MixedWorld, trace: list[Act], data: st.DataObject) -> None:
     follow(
         world,
@@ -242,7 +243,7 @@ def test_state_without_reserve_is_read(calls: Calls, store: redis.Redis) -> None
 
 
 @given(trace=acts())
-@settings(max_examples=60)
+@examples(60)
 def test_law_1_holds_and_the_reserve_is_available(world: MixedWorld, trace: list[Act]) -> None:
     """Whatever others ask, an important call that comes anew finds what they have to leave."""
     limit = trace[0].demands[0].limit

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.servers import Cluster
@@ -18,6 +18,7 @@ from celery_ratelimit.limiter import upstream_methods
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT, Clock
+from tests.examples import examples
 
 LOWERED = [
     Limit("10/s", burst=10, name="api"),
@@ -244,7 +245,7 @@ def test_law_1_report_never_loosens_a_limit(frozen: Limiter, store: redis.Redis,
     clock = Clock(store)
     taken = 0
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(traces())
     def play(trace: Any) -> None:
         nonlocal taken

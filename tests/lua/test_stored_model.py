@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest
+from tests.examples import examples
 
 from .mixed_world import KINDS, VERBS, Act, MixedWorld, Play, acts, limits
 
@@ -44,24 +45,24 @@ def follow(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_changed_rates_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     follow(world, data.draw(acts(only=[kind], verbs=CHANGING)), data, (kind,))
 
 
 @given(data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_changed_algorithms_match_the_model(world: MixedWorld, data: st.DataObject) -> None:
     follow(world, data.draw(acts(verbs=CHANGING)), data, KINDS)
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_changed_algorithms_and_clock_steps_back_match_the_model(world: MixedWorld, data: st.DataObject) -> None:
     follow(world, data.draw(acts(verbs=CHANGING, back=True)), data, KINDS, pauses=False)
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_pauses_match_the_model(world: MixedWorld, data: st.DataObject) -> None:
     follow(world, data.draw(acts(verbs=VERBS)), data, ())

@@ -7,11 +7,12 @@ import random
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
+from tests.examples import examples
 
 from .frozen import demand, us
 from .random_traces import Step, steps
@@ -20,7 +21,7 @@ from .world import World
 
 
 @given(trace=steps(back=True))
-@settings(max_examples=200)
+@examples(200)
 def test_law_1_holds_when_the_clock_steps_back(world: World, trace: list[Step]) -> None:
     world.begin()
     true_time = clock = START

@@ -6,24 +6,25 @@ Calls of several processes interleave at random, as they would in the store: a s
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from tests.examples import examples
 
 from .random_traces import Step, odd_demands, steps
 from .world import World
 
 
 @given(trace=steps(back=False))
-@settings(max_examples=400)
+@examples(400)
 def test_lua_matches_the_model(world: World, trace: list[Step]) -> None:
     follow(world, trace)
 
 
 @pytest.mark.slow
 @given(trace=steps(back=True))
-@settings(max_examples=300)
+@examples(300)
 def test_clock_steps_back_match_the_model(world: World, trace: list[Step]) -> None:
     follow(world, trace)
 
@@ -45,7 +46,7 @@ def follow(world: World, trace: list[Step]) -> None:
 
 
 @given(wanted=odd_demands(), pauses=st.lists(st.integers(0, 10**13) | st.just(None), max_size=6), data=st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_largest_exact_numbers_match_the_model(
     world: World, wanted: LimitRequest, pauses: list[int | None], data: st.DataObject
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.servers import Cluster
@@ -17,6 +17,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT, Clock
+from tests.examples import examples
 
 from .mixed_world import VERBS, Act, MixedWorld, Play, acts
 from .model import Answer, Model
@@ -202,7 +203,7 @@ def without_debt(trace: list[Act]) -> list[Act]:
     trace=acts(verbs=(*VERBS, *["up_to"] * 5, *["charge"] * 3)).map(without_debt),
     number=st.integers(1, 12),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_acquire_up_to_and_charge_match_the_model(world: MixedWorld, trace: list[Act], number: int) -> None:
     play = Play(world)
     limiter = world.limiters[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit, Limiter
@@ -18,6 +18,7 @@ from celery_ratelimit.limiter.script_calls import LeaseRequests, LeasesToRelease
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import release_and_acquire
 from tests.conftest import START, Clock
+from tests.examples import examples
 from tests.parks import park_one
 
 from .frozen import FROZEN_STORE, us
@@ -165,7 +166,7 @@ def alone(server: EmbeddedServer) -> Iterator[tuple[Limiter, redis.Redis]]:
 
 
 @given(limit=st.integers(1, 9), trace=st.lists(ACTS, max_size=40))
-@settings(max_examples=150)
+@examples(150)
 def test_weighted_leases_match_the_model(
     alone: tuple[Limiter, redis.Redis], limit: int, trace: list[tuple[str, int, str, int]]
 ) -> None:

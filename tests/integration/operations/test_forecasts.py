@@ -81,7 +81,7 @@ def test_without_a_worker_no_display_shows_a_number(app: Celery, run: Run) -> No
     found = status(app, "api")
     assert (found.drains_in, re.fullmatch(why, found.forecast.reason) is not None) == (None, True), "at once"
     assert re.search(rf"  \?  +backlogged, {why}$", run("status").output, re.MULTILINE)
-    assert re.search(rf"  drains            not known: {why}\n", run("status", "api").output)
+    assert re.search(rf"  drains in         not known: {why}\n", run("status", "api").output)
     assert re.search(f"When it will start is not known: {why}", run("explain", ids[3]).output)
     assert run("parked", "api", "--number", "1").output.splitlines()[1].endswith("?")
     assert Looks(app).at("")["limit api"]["drains in"] == "?"

@@ -112,7 +112,7 @@ def test_cost_is_settled_for_the_key_that_the_task_came_with(make: Make, request
 
 
 def take_and_be_refused(order: dict[str, str]) -> None:
-    raise UpstreamThrottled(0.01, "upstream") from TooMany(order.pop("account"))
+    raise UpstreamThrottled(30, "upstream") from TooMany(order.pop("account"))
 
 
 def test_refused_task_pauses_the_key_that_it_came_with(make: Make) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog.backlog import ParkResult
+from tests.examples import examples
 from tests.parks import EMPTY
 from tests.unit.worker.gate_bench import Bench, Lost
 
@@ -119,7 +120,7 @@ def do(bench: Bench, what: str, *how: Any) -> None:
             bench.receive(waiting[0].task, waiting[0].id)
 
 
-@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
+@examples(1000, suppress_health_check=list(HealthCheck))
 @given(
     choice=st.sampled_from(("defer", "allow", "local", "raise")),
     processes=st.sampled_from((1, 2, 4)),

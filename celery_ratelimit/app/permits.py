@@ -1,0 +1,33 @@
+"""The permit of a task that runs: what it has of its worker, and the limit requests that it was granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..limiter.limit_request import LimitRequest, rated_key, with_priority
+from ..limits.rates import limit_of_key
+from .plan import Plan
+
+__all__ = ["demands_in", "permit_of"]
+
+
+def permit_of(
+    queue: str, id: str, granted_at: int, demands: Sequence[LimitRequest], shadow: Sequence[LimitRequest]
+) -> dict[str, Any]:
+    """The fields of a permit, which :data:`celery_ratelimit._celery.PERMIT` lists; ``shadow``: of limits in shadow."""
+    asked = [(demand.name, demand.key, demand.cost, demand.share) for demand in (*demands, *shadow)]
+    permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at, "asked": asked}
+    return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
+
+
+def demands_in(permit: Mapping[str, Any], plan: Plan, priority: int = 0) -> tuple[LimitRequest, ...]:
+    """The limit requests of the task that has this permit. Its body may have changed its arguments since."""
+    limits = {limit.name: limit for limit in plan.limits}
+    demands = tuple(
+        [
+            LimitRequest(limit_of_key(limits[name], rated_key(limits[name], key)), name, key, cost, share=share)
+            for name, key, cost, share in permit["asked"]
+        ]
+    )
+    return with_priority(demands, priority, lowest_first=plan.lowest_first) if plan.reserves else demands
