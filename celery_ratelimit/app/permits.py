@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..limiter.limit_request import LimitRequest, rated_key, with_priority
+from ..limiter.limit_request import LimitRequest, with_priority
 from ..limits.rates import limit_of_key
 from .plan import Plan
 
@@ -23,11 +23,12 @@ def permit_of(
 
 def demands_in(permit: Mapping[str, Any], plan: Plan, priority: int = 0) -> tuple[LimitRequest, ...]:
     """The limit requests of the task that has this permit. Its body may have changed its arguments since."""
-    limits = {limit.name: limit for limit in plan.limits}
+    limits = plan.by_name
     demands = tuple(
         [
-            LimitRequest(limit_of_key(limits[name], rated_key(limits[name], key)), name, key, cost, share=share)
+            LimitRequest(limit_of_key(limits[name], key), name, key, cost, share=share)
             for name, key, cost, share in permit["asked"]
+            if name in limits
         ]
     )
     return with_priority(demands, priority, lowest_first=plan.lowest_first) if plan.reserves else demands

@@ -114,7 +114,8 @@ def _take_out(
         keys = f" of {len(found)} keys" if len(found) > 1 else ""
         what = number_of(len(ids)) if ids else f"all {number_of(sum(found), 'parked task')}{keys} of {plain(name)}"
         if ids or found:
-            click.confirm(f"{'Release' if verb == 'release' else 'Delete'} {what}?", abort=True, err=True)
+            question = f"Send {what} back to the queue now?" if verb == "release" else f"Delete {what}?"
+            click.confirm(question, abort=True, err=True)
     taken = take_out(app, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})

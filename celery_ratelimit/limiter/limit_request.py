@@ -25,7 +25,6 @@ __all__ = [
     "leased",
     "of_cost",
     "own_key",
-    "rated_key",
     "with_priority",
 ]
 
@@ -175,11 +174,6 @@ def leased(demands: Sequence[LimitRequest]) -> list[LimitRequest]:
 def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
     """The bucket's key: with ``per_worker`` each node has a bucket of its own; default: each machine."""
     return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)
-
-
-def rated_key(limit: AnyLimit, key: str) -> str:
-    """The key that may have a rate of its own, of a bucket's key: see :func:`own_key`."""
-    return key.rpartition("@")[0] if limit.per_worker else key
 
 
 def costs_for(limits: Sequence[AnyLimit], cost: int | None, of_each: bool) -> list[int | None]:

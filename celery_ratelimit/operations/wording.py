@@ -43,7 +43,7 @@ HEADS = (
 HISTORY_HEADS = ("WHEN", "CHANGED BY", "ACTION", "KEY", "BEFORE", "AFTER", "REASON")
 
 #: What is shown of each parked task.
-PARKED_HEADS = ("PLACE", "KEY", "SHARE", "ID", "TASK", "QUEUE", "PARKED SINCE", "STARTS IN")
+PARKED_HEADS = ("POSITION", "KEY", "SHARE", "ID", "TASK", "QUEUE", "PARKED SINCE", "STARTS IN")
 
 _STATES = ("paused", "backlogged", "at its limit", "shadow", "active", "idle")
 
@@ -147,7 +147,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     standing, config = each.standing, each.standing.config
     row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
-    full = f", all in {length(standing.reset_after)}" if standing.reset_after and not each.by_key else ""
+    full = f", full again in {length(standing.reset_after)}" if standing.reset_after and not each.by_key else ""
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     if config.code is not None and config.code.max_parked is not None:
         lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
@@ -159,7 +159,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         ("starting soon", row["STARTING SOON"]),
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST PARKED']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
-        ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
+        ("queued", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
         ("drains in", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast).removeprefix("in "))),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],

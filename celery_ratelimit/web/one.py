@@ -96,8 +96,8 @@ def _waits(stats: Stats) -> dict[str, Any]:
 def _quantile(stats: Stats, share: float) -> str:
     bound = stats.waited_at_most(share)
     if bound == inf:
-        return f"more than {_length(stats.waits[-2][0])}"
-    return f"at most {_length(bound)}"
+        return f"> {_length(stats.waits[-2][0])}"
+    return f"≤ {_length(bound)}"
 
 
 def _bound(bound: float, before: float) -> str:

@@ -44,7 +44,7 @@ def test_page_shows_waits_users_outcomes_and_changes(app: Celery) -> None:
     facts = dict(parts["facts"])
     assert facts["override"].startswith("50/s, burst 5 by ann")
     assert facts["for the tasks"] == "shop.charge"
-    assert (parts["waits"]["p50"], parts["waits"]["p95"]) == ("at most 10 ms", "at most 1 s")
+    assert (parts["waits"]["p50"], parts["waits"]["p95"]) == ("≤ 10 ms", "≤ 1 s")
     assert [share for _, share in parts["waits"]["bars"] if share] == [90, 10]
     assert parts["users"]["task"] == [["shop.refund", "9", 100], ["shop.charge", "5", 56]]
     assert parts["users"]["key"] == [["k<1>", "5", 100]]

@@ -64,7 +64,7 @@ def test_lost_broker_is_an_error_of_one_line_and_no_task_is_lost(
     [
         (["explain", "unknown"], "the broker does not answer, so no worker was asked"),
         (["check", "--fleet"], "the broker does not answer, so no worker was asked"),
-        (["status", "stripe"], "  in queues         ? (celery)"),
+        (["status", "stripe"], "  queued            ? (celery)"),
     ],
 )
 def test_hung_broker_is_waited_for_a_bounded_time(

@@ -273,7 +273,7 @@ def test_parked_tasks_of_a_fair_limit_are_listed_by_turn(app: Celery, run: Run) 
     ]
     assert [row["task"]["id"] for page in pages for row in page] == [row["task"]["id"] for row in rows]
     heads, first, *_ = run("parked", "crm").output.splitlines()
-    assert heads.split()[:4] == ["PLACE", "KEY", "SHARE", "ID"]
+    assert heads.split()[:4] == ["POSITION", "KEY", "SHARE", "ID"]
     assert first.split()[:4] == ["1", "-", "big", big[0]]
     for place in (0, 4, 22):
         explained = ParkingLots(app).explain(rows[place]["task"]["id"])

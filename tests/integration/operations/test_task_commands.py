@@ -83,7 +83,10 @@ def test_release_of_all_asks_for_confirmation(run: Run, app: Celery) -> None:
     for n in range(5):
         park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
     found = run("release", "tenant", input="n\n")
-    assert (found.exit_code, "Release all 10 parked tasks of 5 keys of tenant?" in found.output) == (1, True)
+    assert (found.exit_code, "Send all 10 parked tasks of 5 keys of tenant back to the queue now?" in found.output) == (
+        1,
+        True,
+    )
     assert run("release", "tenant", "--key", "tenant:4").output == "2 tasks sent back to their queue\n"
     assert run("release", "tenant", "--key", "tenant:4").output == "0 tasks sent back to their queue\n"
     assert run("release", "tenant", "tenant-tenant:3-0").output == "1 task sent back to their queue\n", (
