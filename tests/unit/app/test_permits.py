@@ -1,0 +1,63 @@
+"""The permit of a running task names the limit requests that it was granted, whatever its body does."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import Concurrency, Limit, RateLimitedTask
+from celery_ratelimit.app.permits import demands_in, permit_of
+from celery_ratelimit.app.plan import plan_of
+
+LIMITS: dict[str, list[Any]] = {
+    "rate": ["10/s"],
+    "key": [Limit("10/s", name="a", key="{order[account]}")],
+    "key of any type": [Limit("10/s", name="a", key="{size}")],
+    "long key": [Limit("10/s", name="a", key=lambda order, size: 2000 * order["account"])],
+    "cost": [Limit("10/s", name="a", burst=100, cost="size")],
+    "rates": [Limit("10/s", name="a", key="{order[account]}", rates={"é\0": "20/s"})],
+    "fair": [Limit("10/s", name="a", fair="{order[account]}")],
+    "fair by key": [Limit("10/s", name="a", key="{size}", fair="{order[account]}")],
+    "each worker": [Limit("10/s", name="a", key="{order[account]}", per_worker=True)],
+    "places": [Concurrency(5, name="a", key="{order[account]}", cost="size")],
+    "several": ["10/s", Limit("5/s", name="b", key="{size}"), Concurrency(5, name="c")],
+    "one name twice": [Limit("10/s", burst=9, name="a"), Limit("10/s", burst=9, name="a", cost="size")],
+    "reserve": [Limit("10/s", name="a", burst=20, key="{size}", priority_reserve={0: 0.25})],
+    "not applicable": [Limit("10/s", name="a", key="{order[none]}", missing_key="exempt"), Limit("5/s", name="b")],
+}
+
+
+@pytest.mark.parametrize("priority", [0, 9])
+@pytest.mark.parametrize("shadowed", [0, 1])
+@pytest.mark.parametrize("kind", LIMITS)
+def test_permit_names_what_the_call_was_granted(kind: str, shadowed: int, priority: int) -> None:
+    app = Celery("a", broker="redis://", set_as_current=False)
+
+    @app.task(base=RateLimitedTask, limits=LIMITS[kind])
+    def charge(order: dict[str, str], size: int) -> None: ...
+
+    plan = plan_of(charge, "celery")
+    assert plan is not None
+    demands = plan.demands([{"account": "é\0"}], {"size": 3}, priority)
+    permit = permit_of("celery", "1", 1, demands[shadowed:], demands[:shadowed])
+    found = demands_in(pickle.loads(pickle.dumps(permit)), plan, priority)
+    for demand in demands:
+        (same,) = [each for each in found if each.name == demand.name]
+        assert (same, same.share, same.wire, same.interval) == (demand, demand.share, demand.wire, demand.interval)
+    assert len(found) == len(demands)
+
+
+def test_limit_that_the_process_does_not_have_is_left_out() -> None:
+    """Its worker was reloaded, with other limits, while the task was under way."""
+    app = Celery("a", broker="redis://", set_as_current=False)
+
+    @app.task(base=RateLimitedTask, limits="10/s")
+    def charge() -> None: ...
+
+    plan = plan_of(charge, "celery")
+    assert plan is not None
+    permit = permit_of("celery", "1", 1, plan.demands([], {}), ())
+    assert demands_in({**permit, "asked": [("gone", "", 1, None), *permit["asked"]]}, plan) == plan.fixed
