@@ -143,7 +143,7 @@ class Sentinels:
             conf.write_text(
                 f"port {port}\nbind 127.0.0.1\n"
                 f"sentinel monitor {self.NAME} 127.0.0.1 {master.port} 2\n"
-                f"sentinel down-after-milliseconds {self.NAME} 600\n"
+                f"sentinel down-after-milliseconds {self.NAME} 1200\n"
                 f"sentinel failover-timeout {self.NAME} 6000\n"
             )
             command = [master.binary, str(conf), "--sentinel"]
@@ -154,7 +154,7 @@ class Sentinels:
 
     def wait_until_whole(self) -> None:
         """Until every Sentinel knows the others and a replica that keeps up."""
-        until(lambda: all(self._is_whole(number) for number in range(3)), 30, "a master with a replica")
+        until(lambda: all(self._is_whole(number) for number in range(3)), 120, "a master with a replica")
 
     def _is_whole(self, number: int) -> bool:
         try:
