@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -99,9 +100,12 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             wait, granted_at = decision.retry_after, decision._granted_at
     if shadow:
         limiter._pass_by(shadow, (f"t{task.name}", f"q{queue}"))
-    permit = permit_of(queue, run, granted_at, demands, shadow)
+    permit = permit_of(plan, queue, run, granted_at, demands, shadow)
     throttles = {"upstream_throttles": upstream_throttles_in(vars(request)), "in_task": True}
     request.delivery_info = {**delivery, PERMIT: {"worker": request.hostname, **permit, **throttles}}
+    # As they came: its body may change them, and then its upstream refuses its call.
+    with contextlib.suppress(Exception):  # they cannot be pickled
+        request.ratelimit_arguments = pickle.dumps((request.args, request.kwargs))
     time.sleep(wait)
 
 
@@ -124,7 +128,7 @@ def return_in_task(task: Any, error: Exception) -> None:
         call = _Call(plan, permit["queue"], demands_in(permit, plan), time.monotonic())
         demand, paused = call.demand(refusal.limit), Paused(max(1.0, refusal.retry_after or 0.0), None)
         with contextlib.suppress(*STORE_TROUBLES):
-            paused = report_refusal(limiter_of(task.app)._asker, demand, refusal, task.name, request.id)
+            paused = report_refusal(limiter_of(task.app)._asker, demand, refusal, task.name, request.id, plan.node)
         vars(request)[THROTTLES_HEADER] = permit["upstream_throttles"] + 1
         action = put_back(call, demand, paused, call.arrived_at, since=0, parks=False)
         _refuse(task, call, demand, paused.seconds, action)
@@ -140,7 +144,7 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
     if isinstance(action, GiveUp):
         report = replace(report, queue_full=action.queue_full).given_up(action.how, call.plan.policy)
     else:
-        report = replace(report, retry_after=min(wait, _longest_countdown(task.app, call.queue)))
+        report = replace(report, retry_after=min(wait, _longest_countdown(task.app)))
     _count(task, call.queue, report.what, call.demands, demand.name)
     _end_run(task, report)
 
@@ -170,8 +174,10 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
     if report.what == "dropped":
         requests.throttled_out(task, request, "dropped", report.reason)
     else:
+        saved = getattr(request, "ratelimit_arguments", None)
+        args, kwargs = (request.args, request.kwargs) if saved is None else pickle.loads(saved)
         task.signature_from_request(
-            *(request, request.args, request.kwargs),
+            *(request, args, kwargs),
             retries=request.retries,
             argsrepr=getattr(request, "argsrepr", None),
             kwargsrepr=getattr(request, "kwargsrepr", None),
@@ -182,12 +188,10 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
     raise Ignore
 
 
-def _longest_countdown(app: Any, queue: str) -> float:
+def _longest_countdown(app: Any) -> float:
     """Seconds: on a longer countdown the broker would deliver the message a second time."""
-    known: dict[str, float] = kept(app, "longest countdowns", dict)
-    if queue not in known:
-        known[queue] = longest_hold(app, queue)
-    return known[queue]
+    longest: float = kept(app, "longest countdown", lambda: longest_hold(app))
+    return longest
 
 
 def _headers(request: Any) -> dict[str, Any]:

@@ -168,9 +168,10 @@ def _sqs_timeouts(connection: Any, queues: Iterable[str], given: float) -> Itera
         yield from (lowest, given or _VISIBILITY_TIMEOUTS["sqs"])
 
 
-def longest_hold(app: Any, queue: str) -> float:
-    """Seconds that a message of a queue may be on a countdown. Of a longer one the broker delivers it again."""
-    return HOLD_SHARE * min(*visibility_timeouts_of(app), consumer_timeout_of(app, queue))
+def longest_hold(app: Any) -> float:
+    """Seconds that a message may be on a countdown in a worker. Of a longer one the broker delivers it again."""
+    queues = app.amqp.queues.consume_from
+    return HOLD_SHARE * min(*visibility_timeouts_of(app), *[consumer_timeout_of(app, queue) for queue in queues])
 
 
 def is_on_sqs(app: Any) -> bool:

@@ -67,8 +67,8 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked);
-#: ``asked``, name, key, cost and share of each limit; of a task that was throttled also ``throttled_for``, in seconds,
-#: and ``throttled_by``; of one whose upstream has refused calls, ``upstream_throttles``: how many.
+#: ``asked``, position, name, key, cost and share of each limit; of a task that was throttled also ``throttled_for``, in
+#: seconds, and ``throttled_by``; of one whose upstream has refused calls, ``upstream_throttles``: how many.
 PERMIT = "ratelimit_permit"
 
 # -- Where it comes from -----------------------------------------------------------------------------------------------

@@ -60,15 +60,6 @@ class Plan:
     models: Models | None = None  # of a task whose arguments are models, and dicts in its messages
 
     @cached_property
-    def by_name(self) -> dict[str, AnyLimit]:
-        """The limits by name. Of two of one name, which are charged once, the one whose cost is the call's."""
-        known: dict[str, AnyLimit] = {}
-        for limit in self.limits:
-            if limit.name not in known or not isinstance(limit.cost, int):
-                known[limit.name or ""] = limit
-        return known
-
-    @cached_property
     def leased(self) -> bool:
         """Whether a task holds a lease while it runs."""
         return any(isinstance(limit, Concurrency) for limit in self.limits)

@@ -11,10 +11,11 @@ from celery.utils.imports import symbol_by_name
 from .._celery import ReturnToBacklog, requests
 from ..errors import STORE_TROUBLES, ConfigurationError, shown
 from ..feedback import UpstreamThrottled
-from ..limiter.limit_request import LimitRequest
+from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.stored_settings import LONGEST, note_of
 from ..limiter.sync_store import StoreRunner
 from ..limiter.upstream_methods import Paused, report_throttle
+from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.rates import limit_of_key, whole_limit
 from ..store.keys import short
@@ -24,7 +25,7 @@ from .plan import plan_of
 from .settings import settings_of
 from .state import limiter_of
 
-__all__ = ["report_refusal", "return_if_refused", "upstream_errors_of"]
+__all__ = ["key_meant", "report_refusal", "return_if_refused", "upstream_errors_of"]
 
 #: Returns the seconds for which the upstream wants no calls; ``None``: it has not said; or the error to raise instead.
 ReadError = Callable[[Any], float | UpstreamThrottled | None]
@@ -62,21 +63,39 @@ def return_if_refused(task: Any, error: Exception) -> None:
         if plan.policy.throttle != "fail" and permit.get("upstream_throttles", 0) < most:
             raise back from error
         with suppress(*STORE_TROUBLES):
-            report_refusal(limiter_of(task.app)._asker, demand, back, task.name, request.id)
+            report_refusal(limiter_of(task.app)._asker, demand, back, task.name, request.id, plan.node)
     # Raised again, the error is no failure for a breaker.
     raise (error.__cause__ if isinstance(error, UpstreamThrottled) else None) or error
 
 
 def report_refusal(
-    asker: StoreRunner, demand: LimitRequest, refusal: ReturnToBacklog, task: str, id: str, *, takes: bool = False
+    asker: StoreRunner,
+    demand: LimitRequest,
+    refusal: ReturnToBacklog,
+    task: str,
+    id: str,
+    node: str,
+    *,
+    takes: bool = False,
 ) -> Paused:
-    """Pause the limit of ``demand``; ``task``, ``id``: whose call it was; ``takes``: see :func:`report_throttle`."""
+    """Pause the limit of ``demand``.
+
+    Args:
+        task, id: whose call was refused.
+        node: has its own buckets under ``per_worker``.
+        takes: see :func:`report_throttle`.
+    """
     if refusal.key is not None:
-        key = short(refusal.key)
-        demand, takes = LimitRequest(limit_of_key(whole_limit(demand.limit), key), demand.name, key), False
+        limit = limit_of_key(whole_limit(demand.limit), short(refusal.key))
+        demand, takes = LimitRequest(limit, demand.name, key_meant(limit, refusal.key, node)), False
     note = note_of(f"429 of task {task}"[:LONGEST], f"of task {id}"[:LONGEST])
     granted_at = refusal.granted_at or None
     return asker.drive(report_throttle(asker.core, demand, note, refusal.retry_after, granted_at, takes=takes))
+
+
+def key_meant(limit: AnyLimit, key: str, node: str) -> str:
+    """The bucket's key that an upstream's refusal names; ``""``: the whole limit."""
+    return own_key(limit, key, node) if key else ""
 
 
 def _read(task: Any, error: Exception) -> UpstreamThrottled | None:

@@ -76,7 +76,7 @@ def key_of(
     else:
         said, missing = called(limit.key, args, kwargs), "it returned None"
         if said is not None:
-            key = str(said)
+            key = "".join(str(said))
     if key is not None:
         # The shared bucket's key is not that of any call that has a key.
         return f"{key}#" if key.startswith(SHARED_KEY) else key
@@ -104,7 +104,7 @@ def _filled(
     kwargs: Mapping[str, Any],
 ) -> str:
     if not isinstance(written, str):
-        return str(called(written, args, kwargs))
+        return "".join(str(called(written, args, kwargs)))  # no subclass, which may not be pickled
     try:
         return filled(written, arguments)
     except Exception as error:  # a missing argument, one without that part, or one that cannot be formatted

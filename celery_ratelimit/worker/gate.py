@@ -174,7 +174,7 @@ class Gate:
             return
         if not demands:
             if not self._deduplication.ends(pending):
-                self._pool_scheduler.admit(request, queue, number, shadow)
+                self._pool_scheduler.admit(request, queue, number, plan, shadow)
             return
         self._hold(pending, first=old)
 

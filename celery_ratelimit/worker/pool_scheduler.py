@@ -13,6 +13,7 @@ from typing import Any
 
 from .._celery import Worker, requests
 from ..app.permits import permit_of
+from ..app.plan import Plan
 from ..limiter.limit_request import LimitRequest
 from .capacity import AHEAD, PoolCapacity
 from .flow_control import HeldRequests
@@ -53,12 +54,14 @@ class PoolScheduler:
         """Whether a process would start a task at once."""
         return self._capacity.idle() > 0
 
-    def admit(self, request: Any, queue: str, number: int, shadow: tuple[LimitRequest, ...] = ()) -> None:
+    def admit(
+        self, request: Any, queue: str, number: int, plan: Plan | None = None, shadow: tuple[LimitRequest, ...] = ()
+    ) -> None:
         """Start an unlimited request, or let it wait: for a process, or for one whose turn is about to come."""
         requests.remove_marker(request)
         waiting = UnlimitedRequest(request, queue, number, monotonic())
-        if shadow:
-            waiting.permit = permit_of(queue, request.id, 0, (), shadow)
+        if plan is not None and shadow:
+            waiting.permit = permit_of(plan, queue, request.id, 0, (), shadow)
             waiting.on_start = lambda: self._reporter.passed(waiting, shadow)
         self._unlimited.append(waiting)
         self._prefetch.enter(waiting)

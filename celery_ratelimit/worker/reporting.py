@@ -94,7 +94,7 @@ class Reporter:
         """
         if self._all:
             self._tell(_started(pending, permit_at_us))
-        permit = permit_of(pending.queue, pending.run_id, permit_at_us, pending.demands, pending.shadow)
+        permit = permit_of(pending.plan, pending.queue, pending.run_id, permit_at_us, pending.demands, pending.shadow)
         if _was_throttled(pending):
             permit["throttled_for"] = _throttled_for(pending, permit_at_us)
             permit["throttled_by"] = _throttled_by(pending)

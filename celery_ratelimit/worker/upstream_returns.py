@@ -18,7 +18,7 @@ from .._celery.message_fields import priority_of
 from .._celery.saved_message import count_upstream_throttle, marker_in
 from ..app.app_limits import AppLimits
 from ..app.permits import demands_in
-from ..app.upstream_errors import report_refusal
+from ..app.upstream_errors import key_meant, report_refusal
 from ..backlog.backlog import ParkResult
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.tuning import RETURN_EARLY
@@ -26,7 +26,7 @@ from ..errors import StoreFull
 from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
 from ..limiter.upstream_methods import Paused
-from ..store.keys import bucket_key, short
+from ..store.keys import bucket_key
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import asked
 from .actions import AGAIN
@@ -108,7 +108,7 @@ class UpstreamReturns:
             paused = self._pause(pending, demand, refusal)
             count_upstream_throttle(request.message)
             since = int(marker_in(request.message).get("since") or refusal.granted_at)
-            is_other = refusal.key is not None and short(refusal.key) != demand.key
+            is_other = refusal.key is not None and key_meant(demand.limit, refusal.key, plan.node) != demand.key
             parks = pending.parks and not self._outage and not is_other  # its own bucket is not paused
             action = put_back(pending, demand, paused, monotonic(), since=since, parks=parks)
         except Exception as error:
@@ -147,7 +147,8 @@ class UpstreamReturns:
         policy = pending.plan.policy
         takes = len(pending.demands) == 1 and demand.share is None and policy.waits and policy.claim >= LONGEST_HELD
         takes = takes and not self._worker.is_stopping
-        report = partial(report_refusal, self._asker, demand, refusal, request.task.name, request.id, takes=takes)
+        node = pending.plan.node
+        report = partial(report_refusal, self._asker, demand, refusal, request.task.name, request.id, node, takes=takes)
         paused = self._outage.ask(report, None)
         logger.info(
             "Task %s[%s]: its upstream has refused its call, and limit %r is %s",

@@ -25,6 +25,10 @@ LIMITS: dict[str, list[Any]] = {
     "places": [Concurrency(5, name="a", key="{order[account]}", cost="size")],
     "several": ["10/s", Limit("5/s", name="b", key="{size}"), Concurrency(5, name="c")],
     "one name twice": [Limit("10/s", burst=9, name="a"), Limit("10/s", burst=9, name="a", cost="size")],
+    "two accounts": [
+        Limit("10/s", burst=9, name="a", key="{size}", cost="size"),
+        Limit("10/s", burst=9, name="a", key="{order[account]}", rates={"é\0": "20/s"}),
+    ],
     "reserve": [Limit("10/s", name="a", burst=20, key="{size}", priority_reserve={0: 0.25})],
     "not applicable": [Limit("10/s", name="a", key="{order[none]}", missing_key="exempt"), Limit("5/s", name="b")],
 }
@@ -42,11 +46,12 @@ def test_permit_names_what_the_call_was_granted(kind: str, shadowed: int, priori
     plan = plan_of(charge, "celery")
     assert plan is not None
     demands = plan.demands([{"account": "é\0"}], {"size": 3}, priority)
-    permit = permit_of("celery", "1", 1, demands[shadowed:], demands[:shadowed])
+    permit = permit_of(plan, "celery", "1", 1, demands[shadowed:], demands[:shadowed])
     found = demands_in(pickle.loads(pickle.dumps(permit)), plan, priority)
     for demand in demands:
-        (same,) = [each for each in found if each.name == demand.name]
+        (same,) = [each for each in found if (each.name, each.key) == (demand.name, demand.key)]
         assert (same, same.share, same.wire, same.interval) == (demand, demand.share, demand.wire, demand.interval)
+        assert same.limit.cost == demand.limit.cost, "by which settle() chooses"
     assert len(found) == len(demands)
 
 
@@ -59,5 +64,29 @@ def test_limit_that_the_process_does_not_have_is_left_out() -> None:
 
     plan = plan_of(charge, "celery")
     assert plan is not None
-    permit = permit_of("celery", "1", 1, plan.demands([], {}), ())
-    assert demands_in({**permit, "asked": [("gone", "", 1, None), *permit["asked"]]}, plan) == plan.fixed
+    permit = permit_of(plan, "celery", "1", 1, plan.demands([], {}), ())
+    gone = [(0, "gone", "", 1, None), (7, "gone", "", 1, None)]
+    assert demands_in({**permit, "asked": [*gone, *permit["asked"]]}, plan) == plan.fixed
+
+
+class Own(str):
+    """A text that cannot be pickled."""
+
+    def __str__(self) -> str:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def test_keys_of_a_callable_are_plain_text() -> None:
+    app = Celery("a", broker="redis://", set_as_current=False)
+    limit = Limit("10/s", name="a", key=lambda: Own("k"), fair=lambda: Own("s"))
+
+    @app.task(base=RateLimitedTask, limits=limit)
+    def charge() -> None: ...
+
+    plan = plan_of(charge, "celery")
+    assert plan is not None
+    permit = permit_of(plan, "celery", "1", 1, plan.demands([], {}), ())
+    assert pickle.loads(pickle.dumps(permit))["asked"] == [(0, "a", "k", 1, "s")]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import Ignore
 
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
 from celery_ratelimit.app import outcomes
@@ -31,9 +33,9 @@ def make(request: pytest.FixtureRequest) -> Make:
     def make_task(body: Callable[..., Any], key: str | None = None, **options: Any) -> tuple[Any, Limiter]:
         app = Celery("a", broker="memory://", set_as_current=False)
         app.conf.ratelimit_url = "memory://"
-        limit = Limit(
-            "1000/s", burst=1000, name=options.pop("limit", request.node.name), key=key, breaker=Breaker(open_after=1)
-        )
+        name, per_worker = options.pop("limit", request.node.name), options.pop("per_worker", False)
+        breaker = Breaker(open_after=1)
+        limit = Limit("1000/s", burst=1000, name=name, key=key, breaker=breaker, per_worker=per_worker)
         return app.task(base=RateLimitedTask, limits=limit, **options)(body), Limiter.from_app(app)
 
     return make_task
@@ -113,6 +115,32 @@ def test_cost_is_settled_for_the_key_that_the_task_came_with(make: Make, request
 
 def take_and_be_refused(order: dict[str, str]) -> None:
     raise UpstreamThrottled(30, "upstream") from TooMany(order.pop("account"))
+
+
+def take_and_be_refused_elsewhere(order: dict[str, str]) -> None:
+    raise UpstreamThrottled(30, "upstream", key="b") from TooMany(order.pop("account"))
+
+
+def test_refusal_of_a_named_key_pauses_that_of_its_worker(make: Make) -> None:
+    task, limiter = make(
+        take_and_be_refused_elsewhere, key="{order[account]}", limit="upstream", throttle="fail", per_worker=True
+    )
+    with pytest.raises(TooMany):
+        run(task, {"account": "a"})
+    assert not limiter.acquire(task.limits, key="b").allowed
+    assert limiter.acquire(task.limits, key="a").allowed
+
+
+def test_refused_task_is_sent_again_as_it_came(make: Make) -> None:
+    """In a worker without the gate."""
+    task, _ = make(take_and_be_refused, key="{order[account]}", limit="upstream")
+    sent: list[Any] = []
+    task.signature_from_request = lambda request, args, kwargs, **options: SimpleNamespace(
+        apply_async=lambda: sent.append(args)
+    )
+    with pytest.raises(Ignore):
+        run(task, {"account": "c"})
+    assert [list(args) for args in sent] == [[{"account": "c"}]]
 
 
 def test_refused_task_pauses_the_key_that_it_came_with(make: Make) -> None:
