@@ -67,7 +67,7 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
 def release(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
-    """Send parked tasks of a limit, or the task of an ID, back to their queue now. They still need permits.
+    """Send parked tasks of a limit, or the task of an ID, back to the queue now. They still need permits.
 
     NAME may be the id of a task: all lots are searched for it. Asks first where neither ID nor --key is given.
     """
@@ -120,7 +120,7 @@ def _take_out(
     if as_json:
         show_json({"name": name, "tasks": taken})
     else:
-        click.echo(f"{number_of(taken)} {'sent back to their queue' if verb == 'release' else 'deleted'}")
+        click.echo(f"{number_of(taken)} {'sent back to the queue' if verb == 'release' else 'deleted'}")
     if ids and taken < len(ids):
         raise click.ClickException(f"{len(ids) - taken} of {len(ids)} are not parked there")
 

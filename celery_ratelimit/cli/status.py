@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["status", "top"]
 
 #: Where a terminal is narrow; what is left says which limit is in trouble, and ``status NAME`` has all of it.
-_GIVES_WAY = (
-    *("OLDEST PARKED", "QUEUED", "STARTING SOON", "FREE NOW", "CODE", "DRAINS IN", "USED", "OVERRIDE", "PARKED"),
-)
+_GIVES_WAY = ("OLDEST PARKED", "QUEUED", "STARTING SOON", "FREE NOW", "CODE", "DRAINS IN", "USED", "OVERRIDE", "PARKED")
 
 
 @click.command()

@@ -17,16 +17,7 @@ from ..limits.rates import whole_limit
 from ..store.keys import short
 from ..store.resp import bulk
 
-__all__ = [
-    "LimitRequest",
-    "Limits",
-    "costs_for",
-    "each_bucket_once",
-    "leased",
-    "of_cost",
-    "own_key",
-    "with_priority",
-]
+__all__ = ["LimitRequest", "Limits", "costs_for", "each_bucket_once", "leased", "of_cost", "own_key", "with_priority"]
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,17 @@ __all__ = [
 
 #: What is shown of each limit.
 HEADS = (
-    *("LIMIT", "CODE", "OVERRIDE", "USED", "FREE NOW", "STARTING SOON"),
-    *("PARKED", "OLDEST PARKED", "QUEUED", "DRAINS IN", "STATE"),
+    "LIMIT",
+    "CODE",
+    "OVERRIDE",
+    "USED",
+    "FREE NOW",
+    "STARTING SOON",
+    "PARKED",
+    "OLDEST PARKED",
+    "QUEUED",
+    "DRAINS IN",
+    "STATE",
 )
 #: What is shown of each change.
 HISTORY_HEADS = ("WHEN", "CHANGED BY", "ACTION", "KEY", "BEFORE", "AFTER", "REASON")

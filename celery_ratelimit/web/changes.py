@@ -91,7 +91,7 @@ def _release(app: Celery, name: str, fields: Mapping[str, str], _: dict[str, Any
     ids = fields.get("ids", "").split()
     taken = take_out(app, "release", name, ids, fields.get("key", "").strip() or None)
     missing = f"; {len(ids) - taken} of {len(ids)} are not parked there" if taken < len(ids) else ""
-    return f"{number_of(taken)} sent back to their queue{missing}"
+    return f"{number_of(taken)} sent back to the queue{missing}"
 
 
 def _for(fields: Mapping[str, str]) -> float | None:

@@ -135,7 +135,7 @@ def test_limit_is_changed_with_a_reason(page: Page, with_token: Server, app: Cel
     page.evaluate("window.confirm = (text) => { window.asked = text; return false; }")
     page.evaluate("document.getElementById('verb').value = 'release'")
     page.evaluate("document.querySelector('#change button').click()")
-    page.until("window.asked === 'Send all 3 parked tasks back to their queues now? They still need permits.'")
+    page.until("window.asked === 'Send all 3 parked tasks back to the queue now? They still need permits.'")
     page.evaluate("document.querySelector('#logout button').click()")
     page.until("location.pathname === '/login'")
     page.go_to(f"{with_token.url}/login")

@@ -158,9 +158,9 @@ def test_weight_of_a_share_is_changed(with_token: Server) -> None:
 def test_parked_tasks_are_released(with_token: Server, app: Celery, store: redis.Redis) -> None:
     park(app, "stripe", 3)
     assert changed(with_token, verb="release", ids="stripe--1 unknown")[1]["said"] == (
-        "1 task sent back to their queue; 1 of 2 are not parked there"
+        "1 task sent back to the queue; 1 of 2 are not parked there"
     )
-    assert changed(with_token, verb="release")[1]["said"] == "2 tasks sent back to their queue"
+    assert changed(with_token, verb="release")[1]["said"] == "2 tasks sent back to the queue"
 
 
 WRONG = [

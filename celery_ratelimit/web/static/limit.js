@@ -127,7 +127,7 @@ if (form) {
     event.preventDefault();
     const { verb, ids, key } = form.elements;
     const isAll = verb.value === "release" && !ids.value && !key.value && shown.get("parked") > 0;
-    if (isAll && !confirm(`Send all ${shown.get("parked")} parked tasks back to their queues now? They still need permits.`)) return;
+    if (isAll && !confirm(`Send all ${shown.get("parked")} parked tasks back to the queue now? They still need permits.`)) return;
     const button = form.querySelector("button");
     button.disabled = true;
     const said = await post(root.dataset.address, Object.fromEntries(new FormData(form)));
