@@ -102,7 +102,7 @@ def _after(task: Any = None, **_: Any) -> None:
 
 
 def _throttled(task: Any) -> dict[str, Any] | None:
-    permit = (getattr(task.request, "delivery_info", None) or {}).get(PERMIT) if task is not None else None
+    permit = (getattr(task.request, "properties", None) or {}).get(PERMIT) if task is not None else None
     return permit if isinstance(permit, dict) and "throttled_for" in permit else None
 
 

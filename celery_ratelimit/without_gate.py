@@ -102,7 +102,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
         limiter._pass_by(shadow, (f"t{task.name}", f"q{queue}"))
     permit = permit_of(plan, queue, run, granted_at, demands, shadow)
     throttles = {"upstream_throttles": upstream_throttles_in(vars(request)), "in_task": True}
-    request.delivery_info = {**delivery, PERMIT: {"worker": request.hostname, **permit, **throttles}}
+    request.properties = {**(request.properties or {}), PERMIT: {"worker": request.hostname, **permit, **throttles}}
     # As they came: its body may change them, and then its upstream refuses its call.
     with contextlib.suppress(Exception):  # they cannot be pickled
         request.ratelimit_arguments = pickle.dumps((request.args, request.kwargs))

@@ -1,45 +1,46 @@
--- report_outcomes: tasks under a limit with a breaker have ended. After enough failures in a row the limit has the breaker's rate, until
--- a task succeeds that has its permit since then.
+-- report_outcomes: tasks under a limit with a breaker have ended. After enough failures among the last of them the limit has the breaker's
+-- rate, until a task succeeds that has its permit since then.
 --
 -- The rate is stored as if a person had stored it, with an end; what people store goes first, and nothing opens or closes then.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
 --        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
---        6  outcomes: "<failures in a row> <us at which the breaker has stored its rate, or 0>"; 7  state; 8  slots
+--        6  outcomes: "<the last tasks, the newest at the end: 1 failed, 0 succeeded; the first is a 1> <us at which the breaker has
+--           stored its rate, or 0>"; 7  state; 8  slots
 -- ARGV   1  succeeded   whole, >= 0: tasks since the last report, before the one that failed
 --        2  failed      1: a task has failed; 0: none
 --        3  granted     us at which the permit of the last task was good; 0: not known
---        4  most        whole, > 0: failures in a row that open the breaker
---        5  count, 6 period, 7 size: of the breaker's token bucket, see include/read_limits.lua
---        8  note        text: of the breaker's rate
---        9  key         text: of the bucket; '' for the whole limit
+--        4  most        whole, > 0: failures that open the breaker
+--        5  of          whole, >= most: of how many tasks that ended last
+--        6  count, 7 period, 8 size: of the breaker's token bucket, see include/read_limits.lua
+--        9  note        text: of the breaker's rate
+--        10 key         text: of the bucket; '' for the whole limit
 -- Reply  0 if the breaker is closed now, 1 if it is open, 2 if it has opened now
 -- Writes outcomes, for an hour; config, history and key_settings where it opens and closes: an hour longer than the last failure;
 --        state and slots are gone when it opens
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, OUTCOMES, STATE, SLOTS = unpack(KEYS)
-local succeeded, failed, granted, MOST = ARGV[1] + 0, ARGV[2] == '1', ARGV[3] + 0, ARGV[4] + 0
-local count, period, size, NOTE, BUCKET = unpack(ARGV, 5, 9)
+local succeeded, failed, granted, MOST, OF = ARGV[1] + 0, ARGV[2] == '1', ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
+local count, period, size, NOTE, BUCKET = unpack(ARGV, 6, 10)
 --!include prelude.lua
 --!include now.lua
 --!include change_config.lua
 
-local failures, opened = match(call('GET', OUTCOMES) or '0 0', '^(%d+) (%d+)$')
-failures, opened = failures + 0, opened + 0
+local last, opened = match(call('GET', OUTCOMES) or ' 0', '^([01]*) (%d+)$')
+opened = opened + 0
 local is_open, is_new = opened > 0 and config.method ~= '-' and config.since == opened, false
-if succeeded > 0 then failures = 0 end
+last = string.sub(last .. string.rep('0', min(succeeded, OF)) .. (failed and '1' or ''), -OF)
 if is_open and not failed then
     if granted > 0 and granted < opened then return 1 end -- it began before
     config.method, config.since, config.expiry, config.note = '-', now, 0, ''
     keep_config('unset')
     tell()
-    is_open = false
+    is_open, last = false, ''
 elseif failed then
-    failures = failures + 1
     if is_open then
         config.expiry = now + HOUR_US
         write_config()
         tell()
-    elseif failures >= MOST and config.method == '-' then
+    elseif select(2, string.gsub(last, '1', '')) >= MOST and config.method == '-' then
         opened, is_open, is_new = now, true, true
         config.method, config.count, config.period, config.size, config.extra = 'token_bucket', count, period, size, 0
         config.since, config.expiry, config.note = now, now + HOUR_US, NOTE
@@ -48,8 +49,9 @@ elseif failed then
         tell()
     end
 end
-if failures > 0 or is_open then
-    call('SET', OUTCOMES, format('%d %d', failures, is_open and opened or 0), 'PX', int(HOUR_US / 1000))
+last = match(last, '1.*') or ''
+if last ~= '' or is_open then
+    call('SET', OUTCOMES, format('%s %d', last, is_open and opened or 0), 'PX', int(HOUR_US / 1000))
 else
     call('DEL', OUTCOMES)
 end

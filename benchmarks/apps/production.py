@@ -41,7 +41,7 @@ def note(**what: Any) -> None:
 
 def call(path: str) -> None:
     request = current_task.request
-    permit = (request.delivery_info or {}).get("ratelimit_permit") or {}
+    permit = (request.properties or {}).get("ratelimit_permit") or {}
     common = {"path": path, "worker": os.environ["TEST_WORKER"], "run": f"{request.id} {time.monotonic_ns()}"}
     note(kind="began", granted_at=permit.get("granted_at", 0) / 1e6, **common)
     service = path.split("/")[1]

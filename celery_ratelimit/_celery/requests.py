@@ -9,8 +9,9 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * ``chord``, ``chain``, ``group``, ``callbacks`` and ``errbacks`` of ``Request._context``.
 * ``Request._eventer`` (request.py 521), a ``Dispatcher`` that leaves out events of other groups than its ``groups``
   (celery/events/dispatcher.py 190).
-* ``request.request_dict`` and ``request.delivery_info``, which is in it (request.py 177): what the task is told when it
-  starts.
+* ``request.request_dict``: what the task is told when it starts. ``properties`` (request.py 173) and ``delivery_info``
+  (177) are in it. ``Context.as_execution_options`` and ``Task.signature_from_request`` (celery/app/task.py 191, 784)
+  do not publish ``properties``.
 * ``Request._announce_revoked`` (celery/worker/request.py 464), of which :func:`end_revoked` is a copy, and
   ``Task.request_stack``.
 * ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
@@ -65,10 +66,11 @@ __all__ = [
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
+#: The entry of ``self.request.properties`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked);
 #: ``asked``, position, name, key, cost and share of each limit; of a task that was throttled also ``throttled_for``, in
-#: seconds, and ``throttled_by``; of one whose upstream has refused calls, ``upstream_throttles``: how many.
+#: seconds, and ``throttled_by``; of one whose upstream has refused calls, ``upstream_throttles``: how many. A task that
+#: retries is published with its ``delivery_info`` and all unknown fields, but without its ``properties``.
 PERMIT = "ratelimit_permit"
 
 # -- Where it comes from -----------------------------------------------------------------------------------------------
@@ -145,11 +147,14 @@ def is_past_deadline(request: Any, now: Callable[[], float]) -> bool:
     return bool(now() - delivery_age(request) >= deadline / 1e6)
 
 
-def permit_in(context: Any) -> Mapping[str, Any] | None:
-    """The permit that this worker took for a running task; ``None``: it took none. ``context``: ``self.request``."""
-    permit = (context.delivery_info or {}).get(PERMIT)
+def permit_in(request: Any) -> Mapping[str, Any] | None:
+    """The permit that this worker took for a running task; ``None``: it took none.
+
+    ``request``: ``self.request`` in the task, or the worker's request.
+    """
+    permit = (getattr(request, "request_dict", vars(request)).get("properties") or {}).get(PERMIT)
     # Celery's slower tracer, which start_worker() of celery.contrib.testing runs, names the machine and not the worker.
-    ours = isinstance(permit, dict) and context.hostname in (permit.get("worker"), gethostname())
+    ours = isinstance(permit, dict) and request.hostname in (permit.get("worker"), gethostname())
     return permit if ours else None
 
 

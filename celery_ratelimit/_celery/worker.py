@@ -125,7 +125,8 @@ class Worker:
         if permit is not None:
             throttles = upstream_throttles_in(request.message.headers)
             counted = {"upstream_throttles": throttles} if throttles else {}
-            request.delivery_info[PERMIT] = {"worker": self.hostname, **permit, **counted}
+            fields = request.request_dict
+            fields["properties"] = {**fields["properties"], PERMIT: {"worker": self.hostname, **permit, **counted}}
         try:
             self._start(request)
         except Exception as error:  # a time limit that is no number, for one

@@ -137,7 +137,8 @@ class SettingOperations:
         period, size = round(breaker.half_open_every * 1e6), demand.limit.size
         rate = {"rate": f"{demand.cost} per {breaker.half_open_every:g} s", "burst": size}
         slow = json.dumps({"limit": rate, **json.loads(note)})
-        values = (succeeded, int(failed), granted, breaker.open_after, demand.cost, period, size, slow, demand.key)
+        most, of_last = breaker.open_after, breaker.of_last or breaker.open_after
+        values = (succeeded, int(failed), granted, most, of_last, demand.cost, period, size, slow, demand.key)
         outcomes = bucket_key(self.prefix, demand.name, demand.key, "outcomes")
         bucket = bucket_keys(self.prefix, demand.name, demand.key, demand.limit.method)
         keys = (*self._changes(demand.name, demand.key), outcomes, *bucket)

@@ -21,7 +21,7 @@ _recorders: dict[tuple[int, str], Recorder] = {}
 def note(index: int) -> None:
     """The start of a task body, and when its permit was good by the store's clock, in two files of this process."""
     at = time.time()
-    permit = (current_task.request.delivery_info or {}).get("ratelimit_permit")
+    permit = (current_task.request.properties or {}).get("ratelimit_permit")
     if permit is not None and permit["granted_at"] > 0:
         recorder("permits").note(index, permit["granted_at"] / 1e6, 0)
     recorder("").note(index, at, 0)  # last: tests wait for starts, and then read the permits

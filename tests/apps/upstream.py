@@ -45,8 +45,7 @@ def told(request: Any) -> dict[str, Any]:
     """What a task's request says, but for what each run has of its own."""
     fields = {name: value for name, value in vars(request).items() if not name.startswith("_")}
     fields["delivery_info"] = {**fields["delivery_info"], "redelivered": False}
-    fields["delivery_info"].pop("ratelimit_permit", None)
-    transports = ("delivery_info", "delivery_tag", "expiration")
+    transports = ("ratelimit_permit", "delivery_info", "delivery_tag", "expiration")
     fields["properties"] = {name: value for name, value in fields["properties"].items() if name not in transports}
     return {name: json.loads(json.dumps(value, default=repr)) for name, value in fields.items() if name != "hostname"}
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+
 import pytest
 import redis
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.stored_settings import note_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
+from tests.examples import examples
 
 from .frozen import FROZEN_STORE, expiries
 
 API = Limit("100/s", name="api", breaker=Breaker(open_after=3, half_open_every=5))
+SHARE = replace(API, breaker=Breaker(open_after=3, of_last=5, half_open_every=5))
 FAILED, SUCCEEDED = (0, True), (1, False)
 
 
@@ -23,14 +30,16 @@ def limiter(server: EmbeddedServer, clock: Clock) -> Limiter:
     return Limiter(client, quotas={"api": API}, replace_includes={"now": FROZEN_STORE}, counts=False)
 
 
-def report(limiter: Limiter, *outcomes: tuple[int, bool], granted_at: int = 0, cost: int = 1) -> bool:
+def report(
+    limiter: Limiter, *outcomes: tuple[int, bool], granted_at: int = 0, cost: int = 1, limit: Limit = API
+) -> bool:
     """Report successes and perhaps a failure after them; returns whether the breaker is open."""
     reply = 0
     for succeeded, failed in outcomes:
-        demand, note = LimitRequest(API, "api", "", cost), note_of("breaker", "upstream fails")
+        demand, note = LimitRequest(limit, "api", "", cost), note_of("breaker", "upstream fails")
         core = limiter._asker.core
-        assert API.breaker is not None
-        operation = core.settings.report_outcomes(demand, API.breaker, succeeded, failed, granted_at, note)
+        assert limit.breaker is not None
+        operation = core.settings.report_outcomes(demand, limit.breaker, succeeded, failed, granted_at, note)
         reply = limiter._asker.drive(operation)
     return reply > 0
 
@@ -58,6 +67,47 @@ def test_breaker_opens_after_failures_and_closes_after_a_success(
     left = {key: (at - clock.us) / 1e6 for key, at in expiries(store).items() if not key.endswith("history")}
     assert all(0 < seconds <= 7200 for seconds in left.values()), "law 9"
     assert {key for key in store.scan_iter("ratelimit:*") if not key.endswith("history")} == left.keys()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "is_open"),
+    [
+        ([FAILED, SUCCEEDED, FAILED, SUCCEEDED], False),
+        ([FAILED, SUCCEEDED, FAILED, SUCCEEDED, FAILED], True),
+        ([FAILED, (3, True), FAILED], False),
+        ([FAILED, FAILED, (2, True)], True),
+        ([FAILED, FAILED, (3, True)], False),
+        ([(1000, False), FAILED, FAILED, FAILED], True),
+        ([FAILED, FAILED, (10**9, True), FAILED], False),
+        ([FAILED] * 3 + [SUCCEEDED, FAILED, FAILED], False),
+        ([FAILED] * 3 + [SUCCEEDED, FAILED, FAILED, FAILED], True),
+    ],
+)
+def test_breaker_opens_after_a_share_of_failures(
+    limiter: Limiter, outcomes: list[tuple[int, bool]], is_open: bool
+) -> None:
+    assert report(limiter, *outcomes, limit=SHARE) is is_open
+
+
+@given(
+    outcomes=st.lists(st.tuples(st.integers(0, 4), st.booleans()).filter(any), max_size=30),
+    most=st.integers(1, 4),
+    more=st.integers(0, 4),
+)
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_breaker_agrees_with_its_model(
+    limiter: Limiter, store: redis.Redis, outcomes: list[tuple[int, bool]], most: int, more: int
+) -> None:
+    store.delete("none", *store.scan_iter("ratelimit:*"))
+    limit = replace(API, breaker=Breaker(open_after=most, of_last=most + more))
+    last: deque[bool] = deque(maxlen=most + more)
+    is_open = False
+    for succeeded, failed in outcomes:
+        last.extend([False] * succeeded + [True] * failed)
+        if is_open and not failed:
+            last.clear()
+        is_open = failed and (is_open or sum(last) >= most)
+        assert report(limiter, (succeeded, failed), limit=limit) is is_open
 
 
 def test_open_breaker_permits_one_trial_per_interval(limiter: Limiter, clock: Clock) -> None:
@@ -113,7 +163,10 @@ def test_pause_continues_while_the_breaker_is_open(limiter: Limiter, clock: Cloc
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"open_after": 0}, {"open_after": 1.5}, {"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}],
+    [
+        *({"open_after": 0}, {"open_after": 1.5}, {"of_last": 9}, {"of_last": 1001}, {"of_last": True}),
+        *({"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}),
+    ],
 )
 def test_impossible_breaker_raises_and_names_the_option(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):

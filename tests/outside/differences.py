@@ -6,7 +6,6 @@ __all__ = ["DIFFERENCES"]
 
 _TWICE = "a throttled task is delivered twice, and the worker logs each delivery as received"
 _SECOND = "of 42 errbacks it gives 41 one second after the first, and 25 a second are allowed"
-_PERMIT = "the permit of a task is an entry of its delivery_info"
 _BODY_FAILURE = "test_mutable_errback_called_by_chord_from_group_fail_multiple_on_body_failure"
 
 DIFFERENCES = {
@@ -14,7 +13,5 @@ DIFFERENCES = {
     "t/integration/test_tasks.py::test_trace_log_arguments::test_task_failed": _TWICE,
     f"t/integration/test_canvas.py::test_chord::{_BODY_FAILURE}[errback_old_style]": _SECOND,
     f"t/integration/test_canvas.py::test_chord::{_BODY_FAILURE}[errback_new_style]": _SECOND,
-    "t/integration/test_inspect.py::test_Inspect::test_active": _PERMIT,
-    "t/integration/test_inspect.py::test_Inspect::test_query_task": _PERMIT,
     "t/integration/test_inspect.py::test_Inspect::test_active_queues": "the worker also consumes the return queue",
 }

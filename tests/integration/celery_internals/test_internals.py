@@ -96,6 +96,7 @@ CONTAINS: list[tuple[Any, ...]] = [
     (KombuTimer._enter, "push(self._queue, scheduled(eta, priority, entry))"),
     # What a task finds in its request.
     (request.Request.__init__, "'delivery_info': self._delivery_info"),
+    (request.Request.__init__, "'properties': properties"),
     (request.create_request_cls, "self.request_dict"),
     (request.Request.request_dict, "return self._request_dict"),
     (request.Request.delivery_info, "return self._delivery_info"),
@@ -336,6 +337,18 @@ def test_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> No
     assert task.request.id == "this"
     task.request_stack.pop()
     assert task.request.id is None
+
+
+def test_retry_publishes_no_permit() -> None:
+    app = Celery("proj", broker="memory://", set_as_current=False)
+    permit = {requests.PERMIT: {"worker": "w0@here"}}
+    delivery = {"exchange": "named", "routing_key": "mail"}
+    context = Context(id="1", args=(), kwargs={}, hostname="w0@here", properties=permit, delivery_info=delivery)
+    assert requests.permit_in(context) == {"worker": "w0@here"}
+    task = app.register_task(type("Retried", (CeleryTask,), {"name": "task", "run": lambda self: None})())
+    options = task.signature_from_request(context).options
+    assert options["routing_key"] == "mail"
+    assert requests.PERMIT not in repr(options)
 
 
 def test_arguments_with_which_queues_are_declared() -> None:

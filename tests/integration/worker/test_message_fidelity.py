@@ -123,6 +123,7 @@ def test_a_task_finds_its_request_as_it_was_sent(
     assert "celery-ratelimit-return" not in found["headers"]
     assert "celery-ratelimit-return" not in found
     delivery = found["delivery_info"]
+    assert delivery.keys() == {"exchange", "routing_key", "priority", "redelivered"}, "a retry publishes them"
     assert (delivery["exchange"], delivery["routing_key"], delivery["priority"]) == ("", "celery", 6)
     assert delivery["redelivered"] in (False, None)
 

@@ -65,7 +65,7 @@ class Request:
         self.bench, self.id, self.task, self.queue, self.returned = bench, id, task, queue, returned
         self.name, self.args, self.kwargs, self.worker_pid = task.name, (), {}, None
         self.message = SimpleNamespace(headers={}, properties={}, delivery_info={}, body=b"", channel=None)
-        self.request_dict: dict[str, Any] = {}
+        self.request_dict: dict[str, Any] = {"properties": {}}
         self.delivery_info: dict[str, Any] = {}
         self.acknowledged = self.is_revoked = False
         self.ends: list[str] = []
