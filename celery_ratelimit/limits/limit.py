@@ -96,7 +96,8 @@ class Limit(AnyLimit):
         per_worker: counts for each worker node, not for the fleet; outside of a worker, for each machine.
         headroom: the share of the rate that is kept back, from 0 to below 1. Calls follow their permits at varying
             distances, so an upstream that counts strict windows sees them closer together. The headroom lengthens a
-            window, or lowers its count if the window is aligned to the clock.
+            window, or lowers its count if the window is aligned to the clock. For costs that are settled only after
+            their calls, lower the rate as well. ``docs/model-apis.md``.
         shadow: only simulates the limit, which then delays nothing. ``docs/shadow.md``.
         max_parked: most tasks that are parked for the limit, or for each key of it. Another throttled task is handled
             by its ``overflow``. Default: any number. ``docs/parking.md``.
