@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check test-all celery-suite fuzz bench lint clean
+.PHONY: demo test check test-all celery-suite fuzz bench docs lint clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -37,6 +37,10 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# The site, in build/site: each warning, such as a link that leads nowhere, is an error.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -E -W -q -b html docs build/site
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
