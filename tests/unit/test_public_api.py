@@ -21,6 +21,7 @@ from celery_ratelimit.cli import ratelimit
 MODULES = ("", ".signals", ".feedback", ".transports", ".testing", ".prometheus", ".opentelemetry", ".pytest_plugin")
 #: What the other modules of the package use of the public classes.
 INTERNAL = {"extra", "interval", "method", "most", "size", "wire"}
+ROOT = Path(__file__).parents[2]
 WRITTEN = Path(__file__).with_name("public_api.txt")
 
 
@@ -73,6 +74,17 @@ def _metrics(source: str) -> list[str]:
 
 def test_public_api_is_as_written_down() -> None:
     assert [*public_api()] == WRITTEN.read_text().splitlines()
+
+
+def test_settings_page_lists_each_setting() -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    assert [name for name in DEFAULTS if f"| `{name}` |" not in page] == []
+
+
+def test_monitoring_page_lists_each_metric() -> None:
+    page = (ROOT / "docs/monitoring.md").read_text()
+    metrics = [line.removeprefix("metric ") for line in public_api() if line.startswith("metric ")]
+    assert [name for name in metrics if f"`{name}`" not in page and f"`{name}_total`" not in page] == []
 
 
 if __name__ == "__main__":
