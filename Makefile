@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check test-all celery-suite fuzz bench docs lint clean
+.PHONY: demo test check test-all celery-suite fuzz mutants bench docs lint clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -34,6 +34,10 @@ celery-suite: $(STAMP)
 # Random fleets against the laws, for so many seconds; SEED=… runs one of them again.
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.fuzz SECONDS=$(SECONDS) SEED=$(SEED)
+
+# Which changes of the Lua no test notices: FILES="algorithms/token_bucket.lua park.lua", or each EVERY-th change of all.
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.lua.mutants --every $(or $(EVERY),1) $(FILES)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

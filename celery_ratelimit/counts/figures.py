@@ -116,7 +116,7 @@ def read_stats(name: str, us: int, said: Sequence[Any]) -> Stats:
         totals.get("waited_ms", 0) / 1e3,
         _moments(seconds, 1),
         _moments(minutes, 60),
-        tuple(reversed([_user(who, permits) for who, permits in zip(users[::2], users[1::2], strict=True)])),
+        tuple(reversed([_user(user, permits) for user, permits in zip(users[::2], users[1::2], strict=True)])),
     )
 
 
@@ -135,8 +135,8 @@ def _moments(entries: Sequence[Any], unit: int) -> tuple[Moment, ...]:
     return tuple(reversed(moments))
 
 
-def _user(who: Any, permits: Any) -> User:
-    name = unquote(_text(who), errors="replace")
+def _user(user: Any, permits: Any) -> User:
+    name = unquote(_text(user), errors="replace")
     return User(_KINDS.get(name[:1], ""), name[1:], float(permits))
 
 

@@ -54,7 +54,7 @@ def check_reservable(demands: Sequence[LimitRequest], id: str) -> None:
     if not id:
         raise ConfigurationError("a reservation needs an id: it is how it is found again")
     if leased(demands):
-        raise ConfigurationError("a place under Concurrency cannot be reserved: nobody knows when one is free")
+        raise ConfigurationError("a permit of a Concurrency cannot be reserved: it is not known when one is free")
 
 
 def check_actual(demands: Sequence[LimitRequest], actual: Sequence[int]) -> None:

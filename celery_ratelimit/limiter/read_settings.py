@@ -83,8 +83,8 @@ def read_shadow(said: Any) -> StoredShadow | None:
         return None
     head, _, note = text_of(said).partition("\n")
     flag, since = head.split()
-    who = json.loads(note)
-    return StoredShadow(flag == "1", int(since) / 1e6, str(who.get("by", "")), str(who.get("reason", "")))
+    noted = json.loads(note)
+    return StoredShadow(flag == "1", int(since) / 1e6, str(noted.get("by", "")), str(noted.get("reason", "")))
 
 
 def _marked(config: str) -> StoredShadow | None:

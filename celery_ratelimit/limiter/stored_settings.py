@@ -192,10 +192,10 @@ def _read_change(name: str, code: AnyLimit | None, entry: bytes | str) -> Change
         parts.append(text_of(rest[:size]))
         rest = rest[size:]
     key, note, before, after = (*parts, text_of(rest))
-    who, now = json.loads(note), int(at)
+    noted, now = json.loads(note), int(at)
     stored = [_stored(verb.decode(), name, code, text, now) for text in (before, after)]
-    by, reason = str(who.get("by", "")), str(who.get("reason", ""))
-    return Change(name, str(who.get("key", key)), now / 1e6, verb.decode(), by, reason, *stored)
+    by, reason = str(noted.get("by", "")), str(noted.get("reason", ""))
+    return Change(name, str(noted.get("key", key)), now / 1e6, verb.decode(), by, reason, *stored)
 
 
 def _stored(verb: str, name: str, code: AnyLimit | None, text: str, now: int) -> Stored:
@@ -254,7 +254,7 @@ def weight_to_store(
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text: what fair= makes of the arguments")
     if code is not None and code.fair is None and not force:
         raise ConfigurationError(
-            f"limit {name!r} is not fair, so nobody has a weight in it: say with fair= who shares it, as in "
+            f"limit {name!r} is not fair, so no key has a weight in it: name what shares it with fair=, as in "
             "fair='{tenant_id}' (force=True stores it all the same)"
         )
     return None if weight is None else check_weight(f"limit {name!r}", key, weight)

@@ -84,52 +84,52 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) -> Weights:
+def check_name_and_keys(label: str, name: Any, key: Any, fair: Any, weights: Any) -> Weights:
     """Check the options that limits share; returns the weights."""
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigurationError(f"{who}: name={shown(name)} must be a text that is not empty")
-    check_template(who, "key", key)
-    check_template(who, "fair", fair)
+        raise ConfigurationError(f"{label}: name={shown(name)} must be a text that is not empty")
+    check_template(label, "key", key)
+    check_template(label, "fair", fair)
     if fair is None and weights:
         raise ConfigurationError(
-            f"{who}: weights={shown(dict(weights) if isinstance(weights, Mapping) else weights)} are for those who "
-            "share the limit: say with fair= who that is, as in fair='{tenant_id}'"
+            f"{label}: weights={shown(dict(weights) if isinstance(weights, Mapping) else weights)} are for keys that "
+            "share the limit: name them with fair=, as in fair='{tenant_id}'"
         )
-    return weights if isinstance(weights, Weights) else Weights(who, {} if weights is None else weights)
+    return weights if isinstance(weights, Weights) else Weights(label, {} if weights is None else weights)
 
 
-def check_max_parked(who: str, max_parked: Any) -> None:
+def check_max_parked(label: str, max_parked: Any) -> None:
     if max_parked is not None and (type(max_parked) is not int or not 1 <= max_parked < 2**53):
         raise ConfigurationError(
-            f"{who}: max_parked={shown(max_parked)} must be a whole number of at least 1, or None: any number. "
+            f"{label}: max_parked={shown(max_parked)} must be a whole number of at least 1, or None: any number. "
             "A task that must not be parked has throttle='drop' or 'fail'"
         )
 
 
-def check_missing_key(who: str, missing_key: Any, key: Any) -> None:
+def check_missing_key(label: str, missing_key: Any, key: Any) -> None:
     if missing_key is None:
         return
     if missing_key not in MISSING_KEY:
         raise ConfigurationError(
-            f"{who}: missing_key={shown(missing_key)} is not one of {', '.join(map(repr, MISSING_KEY))}"
+            f"{label}: missing_key={shown(missing_key)} is not one of {', '.join(map(repr, MISSING_KEY))}"
         )
     if key is None:
-        raise ConfigurationError(f"{who}: missing_key={missing_key!r} is for a limit with key=")
+        raise ConfigurationError(f"{label}: missing_key={missing_key!r} is for a limit with key=")
 
 
-def check_shadow(who: str, shadow: Any) -> None:
+def check_shadow(label: str, shadow: Any) -> None:
     if not isinstance(shadow, bool):
-        raise ConfigurationError(f"{who}: shadow={shown(shadow)} must be True or False")
+        raise ConfigurationError(f"{label}: shadow={shown(shadow)} must be True or False")
 
 
-def check_template(who: str, option: str, value: Any) -> None:
+def check_template(label: str, option: str, value: Any) -> None:
     """Check a template over a call's arguments, or a callable that gets them."""
     if value is not None and not isinstance(value, str) and not callable(value):
         raise ConfigurationError(
-            f"{who}: {option}={shown(value)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
+            f"{label}: {option}={shown(value)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
         )
     if isinstance(value, str):
-        _check_template(who, option, value)
+        _check_template(label, option, value)
 
 
 def template_fields(template: str) -> list[str]:
@@ -138,14 +138,14 @@ def template_fields(template: str) -> list[str]:
     return [re.split(r"[.\[]", field, maxsplit=1)[0] for field in parts]
 
 
-def _check_template(who: str, option: str, template: str) -> None:
+def _check_template(label: str, option: str, template: str) -> None:
     try:
         fields = template_fields(template)
     except ValueError as error:
-        raise ConfigurationError(f"{who}: {option}={shown(template)} is not a template: {error}") from None
+        raise ConfigurationError(f"{label}: {option}={shown(template)} is not a template: {error}") from None
     for name in fields:
         if not name.isidentifier():
             raise ConfigurationError(
-                f"{who}: {option}={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', not "
-                f"{{{name[:40]}}}"
+                f"{label}: {option}={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', "
+                f"not {{{name[:40]}}}"
             )

@@ -23,8 +23,8 @@ __all__ = ["NO_SHADOW", "Concurrency"]
 
 #: Why a Concurrency cannot be in shadow.
 NO_SHADOW = (
-    "shadow is for rates: how long a place is held is known when its task has ended, so nobody can say for how long "
-    "the next one would have waited. Leave shadow out; a number of places that is large throttles nobody either"
+    "shadow is for rates: how long a permit is held is known when its task has ended, so it is not known for how long "
+    "the next one would have waited. Leave shadow out; a large number of permits throttles no task either"
 )
 
 
@@ -78,27 +78,27 @@ class Concurrency(AnyLimit):
     priority_reserve: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        who = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"
+        label = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 1 <= self.limit < 10**9:
-            raise ConfigurationError(f"{who}: the limit must be a whole number, 1 to 999999999")
+            raise ConfigurationError(f"{label}: the limit must be a whole number, 1 to 999999999")
         if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
-            raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 to 1e9")
-        self._check_cost(who)
-        check_missing_key(who, self.missing_key, self.key)
-        check_shadow(who, self.shadow)
-        check_max_parked(who, self.max_parked)
+            raise ConfigurationError(f"{label}: lease={shown(self.lease)} must be a number of seconds, 0.1 to 1e9")
+        self._check_cost(label)
+        check_missing_key(label, self.missing_key, self.key)
+        check_shadow(label, self.shadow)
+        check_max_parked(label, self.max_parked)
         if self.shadow:
-            raise ConfigurationError(f"{who}: {NO_SHADOW}")
-        weights = check_name_and_keys(who, self.name, self.key, self.fair, self.weights)
+            raise ConfigurationError(f"{label}: {NO_SHADOW}")
+        weights = check_name_and_keys(label, self.name, self.key, self.fair, self.weights)
         object.__setattr__(self, "weights", weights)  # the dataclass is frozen
 
-    def _check_cost(self, who: str) -> None:
+    def _check_cost(self, label: str) -> None:
         if isinstance(self.cost, str) or callable(self.cost):
             return
         try:
             object.__setattr__(self, "cost", check_cost(self.name or "limit", self.cost, self.limit))
         except ImpossibleRequest as error:
-            raise ConfigurationError(f"{who}: {error}") from None
+            raise ConfigurationError(f"{label}: {error}") from None
 
     @property
     def size(self) -> int:

@@ -173,41 +173,41 @@ class Limit(AnyLimit):
         # A frozen dataclass has no other way to set what its own __init__ was given.
         for attribute, value in given.items():
             object.__setattr__(self, attribute, value)
-        who = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
+        label = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
         parse_rate(rate)
-        check_shadow(who, shadow)
-        check_max_parked(who, max_parked)
-        check_missing_key(who, missing_key, key)
+        check_shadow(label, shadow)
+        check_max_parked(label, max_parked)
+        check_missing_key(label, missing_key, key)
         example = "an Adaptive(floor=…, recover=…)"
-        object.__setattr__(self, "adaptive", switch_of(who, "adaptive", adaptive, Adaptive, example))
+        object.__setattr__(self, "adaptive", switch_of(label, "adaptive", adaptive, Adaptive, example))
         example = "a Breaker(open_after=…, half_open_every=…)"
-        object.__setattr__(self, "breaker", switch_of(who, "breaker", breaker, Breaker, example))
+        object.__setattr__(self, "breaker", switch_of(label, "breaker", breaker, Breaker, example))
         if algorithm not in ALGORITHMS:
             places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
             raise ConfigurationError(
-                f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}{places}"
+                f"{label}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}{places}"
             )
         if not is_number(headroom) or not 0 <= headroom < 1:
-            raise ConfigurationError(f"{who}: headroom={shown(headroom)} must be a share from 0 to below 1")
-        check_options(self, who)
+            raise ConfigurationError(f"{label}: headroom={shown(headroom)} must be a share from 0 to below 1")
+        check_options(self, label)
         if algorithm in _WINDOWS or refill == "interval":
             parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
         else:
             parsed = parse_rate(rate, headroom)
         object.__setattr__(self, "parsed", parsed)
-        check_exact(self, who, parsed)
-        object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
+        check_exact(self, label, parsed)
+        object.__setattr__(self, "weights", check_name_and_keys(label, name, key, fair, weights))
         if priority_reserve is not None:
             dearest = cost if isinstance(cost, int) else 1
-            object.__setattr__(self, "priority_reserve", priority_reserve_of(who, priority_reserve, burst, dearest))
+            object.__setattr__(self, "priority_reserve", priority_reserve_of(label, priority_reserve, burst, dearest))
         if isinstance(cost, str) or callable(cost):
-            check_room_for_costs(self, who)
+            check_room_for_costs(self, label)
         else:
             try:
                 object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
-                raise ConfigurationError(f"{who}: {error}") from None
-        object.__setattr__(self, "rates", rates_of(who, self))
+                raise ConfigurationError(f"{label}: {error}") from None
+        object.__setattr__(self, "rates", rates_of(label, self))
 
     def __hash__(self) -> int:
         # Limits are hashed at every call: the hash is computed once, and again in another process.

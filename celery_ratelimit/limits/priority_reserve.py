@@ -54,11 +54,11 @@ class PriorityReserve:
         return repr({priority: share / MILLION for priority, share in self.shares})
 
 
-def priority_reserve_of(who: str, written: Any, burst: int, dearest: int) -> PriorityReserve:
+def priority_reserve_of(label: str, written: Any, burst: int, dearest: int) -> PriorityReserve:
     """Read the option ``priority_reserve=``: shares of the burst by priority.
 
     Args:
-        who: names the limit in errors.
+        label: names the limit in errors.
         written: a mapping; priorities may be texts, as in JSON.
         burst: of the limit.
         dearest: the highest cost of a call, as far as known.
@@ -71,10 +71,10 @@ def priority_reserve_of(who: str, written: Any, burst: int, dearest: int) -> Pri
     )
     if not isinstance(given, Mapping) or not given:
         raise ConfigurationError(
-            f"{who}: priority_reserve={shown(given)} must be a mapping of priorities to shares of the burst, such as "
+            f"{label}: priority_reserve={shown(given)} must be a mapping of priorities to shares of the burst, such as "
             "{0: 0.2}"
         )
-    what = f"{who}: priority_reserve={shown(dict(given))}"
+    what = f"{label}: priority_reserve={shown(dict(given))}"
     shares: dict[int, int] = {}
     for priority, share in given.items():
         number = int(priority) if isinstance(priority, str) and priority.isdecimal() else priority

@@ -35,18 +35,18 @@ class Rates:
             mapping, read as a callable. A rate of ``None``: the limit's own rate.
     """
 
-    def __init__(self, who: str, written: Any, ttl: float) -> None:
-        self._who, self.ttl = who, ttl
+    def __init__(self, label: str, written: Any, ttl: float) -> None:
+        self._who, self.ttl = label, ttl
         self._cache: dict[str, tuple[float, str | None]] = {}
         self._warned = False
         self.fixed: dict[str, str] | None = None
         if type(written) is dict:
             if not written or not all(isinstance(each, str) for pair in written.items() for each in pair):
-                raise ConfigurationError(f"{who}: rates={shown(written)} must be keys and their rates, both as text")
+                raise ConfigurationError(f"{label}: rates={shown(written)} must be keys and their rates, both as text")
             self.fixed = dict(written)
         elif not callable(written) and not isinstance(written, Mapping):
             raise ConfigurationError(
-                f"{who}: rates={shown(written)} must be a dict of keys to rates, such as {{'gpt-large': '10000/m'}}, "
+                f"{label}: rates={shown(written)} must be a dict of keys to rates, such as {{'gpt-large': '10000/m'}}, "
                 "or a callable that gets a key and returns its rate"
             )
         self.written: Any = written if self.fixed is None else self.fixed
@@ -108,17 +108,17 @@ class Rates:
         return Rates, (self._who, self.written, self.ttl)
 
 
-def rates_of(who: str, limit: Limit) -> Rates | None:
+def rates_of(label: str, limit: Limit) -> Rates | None:
     """Check the options ``rates`` and ``rates_ttl`` of a limit, with each fixed rate."""
     written, ttl = limit.rates, limit.rates_ttl
     if not is_number(ttl) or ttl <= 0:
-        raise ConfigurationError(f"{who}: rates_ttl={shown(ttl)} must be a number of seconds above 0")
+        raise ConfigurationError(f"{label}: rates_ttl={shown(ttl)} must be a number of seconds above 0")
     if written is None or isinstance(written, Rates):
         return written
     if limit.key is None or limit.per_worker:
         mend = "leave per_worker out" if limit.per_worker else "give it key=, such as key='{model}'"
-        raise ConfigurationError(f"{who}: rates= are of the keys of a limit: {mend}")
-    rates = Rates(who, written, ttl)
+        raise ConfigurationError(f"{label}: rates= are of the keys of a limit: {mend}")
+    rates = Rates(label, written, ttl)
     for rate in (rates.fixed or {}).values():
         replace(limit, rate=rate, rates=None)
     return rates

@@ -13,12 +13,12 @@ __all__ = ["USUAL", "Weights", "check_weight"]
 USUAL, LEAST, LARGEST = 1.0, 0.001, 1_000_000.0
 
 
-def check_weight(who: str, key: str, weight: Any) -> float:
+def check_weight(label: str, key: str, weight: Any) -> float:
     """Check a weight and return it as a number."""
     is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not is_number or not (weight == 0 or LEAST <= weight <= LARGEST):
         raise ConfigurationError(
-            f"{who}: weight {shown(weight)} of {shown(key)} must be 0, which holds its tasks back, or a number from "
+            f"{label}: weight {shown(weight)} of {shown(key)} must be 0, which holds its tasks back, or a number from "
             f"{LEAST:g} to {LARGEST:.0f}"
         )
     return float(weight)
@@ -27,16 +27,16 @@ def check_weight(who: str, key: str, weight: Any) -> float:
 class Weights(Mapping[str, float]):
     """Weights by key under a fair limit: frozen, so that limits are hashable."""
 
-    def __init__(self, who: str, written: Any) -> None:
+    def __init__(self, label: str, written: Any) -> None:
         if not isinstance(written, Mapping):
-            raise ConfigurationError(f"{who}: weights={shown(written)} must be a mapping of keys to numbers")
+            raise ConfigurationError(f"{label}: weights={shown(written)} must be a mapping of keys to numbers")
         for key in written:
             if not isinstance(key, str):
                 raise ConfigurationError(
-                    f"{who}: weights={shown(written)} has the key {shown(key)}, which is no text: keys are "
+                    f"{label}: weights={shown(written)} has the key {shown(key)}, which is no text: keys are "
                     "what fair= makes of a task's arguments"
                 )
-        self._weights = {key: check_weight(who, key, weight) for key, weight in sorted(written.items())}
+        self._weights = {key: check_weight(label, key, weight) for key, weight in sorted(written.items())}
         self._hash = hash(tuple(self._weights.items()))
 
     def __getitem__(self, key: str) -> float:

@@ -276,7 +276,7 @@ COMMON_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"fair": 7}, "fair=7 must be a template"),
     ({"fair": "{0}"}, r"fair='\{0\}' must name the task's arguments"),
     ({"fair": "{"}, "is not a template"),
-    ({"weights": {"a": 1}}, "say with fair= who that is"),
+    ({"weights": {"a": 1}}, "name them with fair="),
     ({"fair": "{a}", "weights": [("a", 1)]}, "must be a mapping"),
     ({"fair": "{a}", "weights": {7: 1}}, "has the key 7, which is no text"),
     ({"fair": "{a}", "weights": {"a": -1}}, "weight -1 of 'a' must be 0"),
