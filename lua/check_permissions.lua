@@ -13,6 +13,7 @@ call('SET', key, '1', 'PX', 1000)
 call('PEXPIRE', key, 1000)
 call('PTTL', key)
 call('GET', key)
+call('RENAME', key, key)
 call('UNLINK', key)
 call('RPUSH', key, '1')
 call('PEXPIRE', key, 1000) -- at once, should it lack the right to what follows

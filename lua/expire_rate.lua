@@ -17,7 +17,8 @@ if config.method == '-' then return 0 end
 if lasts > 0 then
     config.expiry = now + lasts
 else
-    config.method, config.expiry, config.since, config.note = '-', 0, now, ''
+    config.method, config.expiry, config.since = '-', 0, now
+    note_rate('')
 end
 keep_config(lasts > 0 and 'expire' or 'unset')
 tell()

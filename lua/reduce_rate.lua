@@ -5,19 +5,23 @@
 -- Source: CUBIC (RFC 9438) with a fixed time to recover, see include/adapted_share.lua.
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
 --        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
+--        6  config of the whole limit
 -- ARGV   1  granted   us at which the refused call's permit was good; 0: not known, and a reduction less than a second ago was enough
 --        2  recover   us, > 0: after which the rate is what it was; the whole rate comes after twice that
 --        3  least     millionths of the rate that the limit keeps, > 0
 --        4  note      text: what only clients read
 --        5  key       text: of the bucket; '' for the whole limit
--- Reply  millionths of the rate that are in force now
+-- Reply  millionths of the rate that are in force now; 0: another algorithm is stored, whose rate does not adapt
 -- Writes config, TTL until the whole rate is back and an hour more, unless something else is stored; history
-local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS = unpack(KEYS)
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, WHOLE_CONFIG = unpack(KEYS)
 local granted, recover, least, NOTE, BUCKET = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4], ARGV[5]
 --!include prelude.lua
 --!include now.lua
 --!include change_config.lua
 --!include adapted_share.lua
+
+local stored = has_rate(text) and text or call('GET', WHOLE_CONFIG)
+if has_rate(stored) and select(4, match(stored, CONFIG)) ~= 'token_bucket' then return 0 end
 
 local before = 1
 if config.adapted then

@@ -20,7 +20,7 @@
 -- Reply  us that the limit is paused for, from now; us until the permits are good that it took (-1: none), and us at which they are
 -- Writes config, history, refused: an hour longer than the pause; the state, the slots
 local CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, REFUSED = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local STATE, CONFIG_KEY = KEYS[1], KEYS[3]
+local STATE, WHOLE_CONFIG, CONFIG_KEY = KEYS[1], KEYS[2], KEYS[3]
 local RETRY_US, GRANTED, INTERVAL_US, MOST_US, JITTER = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
 local BUCKET, NOTE, TAKES = ARGV[6], ARGV[7], ARGV[10] == '1'
 local RAMP_US, SLOW = ARGV[8] + 0, ARGV[9]
@@ -58,7 +58,7 @@ if until_us > max(now, config.paused) then
         call('LTRIM', HISTORY, 1, '-1')
     end
     local is_ours = config.method == 'warm_up' and config.extra + 0 < 0
-    if RAMP_US > 0 and (is_ours or config.method == '-') then
+    if RAMP_US > 0 and (is_ours or config.method == '-' and not has_rate(call('GET', WHOLE_CONFIG))) then
         -- For as long as the ramp the limit is a bucket that warms up, as if somebody had stored it; what people store stays.
         config.method, config.count, config.period = 'warm_up', ARGV[FIRST_LIMIT + 1], ARGV[FIRST_LIMIT + 2]
         config.size, config.extra, config.since = ARGV[FIRST_LIMIT + 3], -RAMP_US, now

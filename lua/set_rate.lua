@@ -24,7 +24,8 @@ if version > 0 then
 end
 config.expiry = lasts > 0 and now + lasts or 0
 config.method, config.count, config.period, config.size, config.extra = method, count, period, size, extra
-config.since, config.note = now, NOTE
+config.since = now
+note_rate(NOTE)
 keep_config('set')
 tell()
 return 1

@@ -14,6 +14,7 @@ from celery.utils.saferepr import saferepr
 from .._celery import requests
 from ..errors import STORE_TROUBLES
 from ..limiter.decision_counts import count_upstream
+from ..limiter.limit_request import LimitRequest, of_cost
 from ..limiter.stored_settings import LONGEST, note_of
 from ..limits.breaker import Breaker
 from .kept import kept
@@ -25,6 +26,8 @@ __all__ = ["report_outcome"]
 
 logger = logging.getLogger("celery_ratelimit")
 
+#: Replies of the script, see ``StoredSettings.report_outcomes``.
+_OPENED, _CLOSED = 2, 3
 #: Seconds: a process reports successes of a limit no more often, unless its last task failed.
 _EVERY = 1.0
 #: Buckets whose outcomes a process keeps. Beyond that it forgets all: the next success of each is reported at once.
@@ -70,7 +73,8 @@ def _report(task: Any, error: Exception | None) -> None:
             continue
         now = time.monotonic()
         outcomes.succeeded += not failed
-        if failed or outcomes.failed or now - outcomes.reported_at >= _EVERY:
+        # A try comes no sooner than that after an earlier success, so its own success is always told.
+        if failed or outcomes.failed or now - outcomes.reported_at >= min(_EVERY, breaker.half_open_every):
             succeeded, outcomes.succeeded = outcomes.succeeded, 0
             outcomes.failed, outcomes.reported_at = failed, now
             failure = f"upstream fails: {saferepr(error)}"
@@ -79,8 +83,21 @@ def _report(task: Any, error: Exception | None) -> None:
             asker, granted_at = limiter_of(task.app)._asker, permit["granted_at"]
             report = asker.core.settings.report_outcomes(demand, breaker, succeeded, failed, granted_at, note)
             with suppress(*STORE_TROUBLES):
-                if asker.drive(report) == 2:
+                now_is, was_open = asker.drive(report)
+                if now_is == _OPENED:
                     asker.drive(count_upstream(asker.core, demand.name, "breaker_opened"))
+                elif now_is == _CLOSED:
+                    asker.drive(asker.core.charge(of_cost((demand,), _cost_of_tries(demand, breaker, was_open))))
+
+
+def _cost_of_tries(demand: LimitRequest, breaker: Breaker, was_open: float) -> int:
+    """What the tries of a breaker that has closed count in the limit's own bucket, which was put aside meanwhile.
+
+    No more than in the time in which the whole bucket comes back.
+    """
+    count, period, size = map(int, demand.limit.wire(1)[1:4])
+    refills = size * period / count / 1e6
+    return demand.cost * (1 + int(min(was_open, refills) / breaker.half_open_every))
 
 
 def _has_failed(breaker: Breaker, error: Exception) -> bool:

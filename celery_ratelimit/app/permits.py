@@ -37,6 +37,9 @@ def demands_in(permit: Mapping[str, Any], plan: Plan, priority: int = 0) -> tupl
 
 
 def _position(plan: Plan, demand: LimitRequest) -> int:
-    """Which of the limits it is: two of one name may differ in their keys and costs."""
+    """Which of the limits it is: two of one name may differ in their keys and costs.
+
+    By equality: a limit of a key may come from an equal limit of another task.
+    """
     whole = whole_limit(demand.limit)
-    return next((position for position, limit in enumerate(plan.limits) if limit is whole), -1)
+    return next((position for position, limit in enumerate(plan.limits) if limit is whole or limit == whole), -1)

@@ -115,18 +115,22 @@ class SettingOperations:
     ) -> Operation[float]:
         """The upstream has refused a call of an adaptive limit. Returns the share of the rate that is in force now.
 
+        0: the limit has a stored algorithm that does not adapt.
+
         Args:
             granted: when the permit of the call was good, in microseconds of the store's clock; ``None``: not known.
         """
         values = (granted or 0, *adaptive.wire(), note, short(key or ""))
-        return int((yield from _reply(self._scripts.reduce_rate, self._changes(name, key), values))) / MILLION
+        keys = (*self._changes(name, key), config_keys(self.prefix, name, "")[0])
+        return int((yield from _reply(self._scripts.reduce_rate, keys, values))) / MILLION
 
     def report_outcomes(
         self, demand: LimitRequest, breaker: Breaker, succeeded: int, failed: bool, granted: int, note: str
-    ) -> Operation[int]:
+    ) -> Operation[tuple[int, float]]:
         """Tasks under a limit with a breaker have ended.
 
-        Returns 1 if the breaker is open, 2 if it has opened now, else 0.
+        Returns 1 if the breaker is open, 2 if it has opened now, 3 if it has closed now, else 0; and for how many
+        seconds the breaker was open that has closed now.
 
         Args:
             demand: the limit request of the last task.
@@ -141,8 +145,11 @@ class SettingOperations:
         values = (succeeded, int(failed), granted, most, of_last, demand.cost, period, size, slow, demand.key)
         outcomes = bucket_key(self.prefix, demand.name, demand.key, "outcomes")
         bucket = bucket_keys(self.prefix, demand.name, demand.key, demand.limit.method)
-        keys = (*self._changes(demand.name, demand.key), outcomes, *bucket)
-        return int((yield from _reply(self._scripts.report_outcomes, keys, values)))
+        before = bucket_key(self.prefix, demand.name, demand.key, "before")
+        whole = config_keys(self.prefix, demand.name, "")[0]
+        keys = (*self._changes(demand.name, demand.key), outcomes, *bucket, before, whole)
+        now, lasted = yield from _reply(self._scripts.report_outcomes, keys, values)
+        return int(now), int(lasted) / 1e6
 
     def config(self, name: str, key: str | None, code: AnyLimit | None) -> Operation[LimitConfig]:
         """A limit's stored settings, beside ``code``, the limit as the code here has it."""

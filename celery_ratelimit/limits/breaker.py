@@ -28,14 +28,14 @@ class Breaker:
             opens when half of the tasks have failed. Default: ``open_after``, so that the failures are in a row.
 
     Weaknesses: a process reports a success at most once a second, unless its last task failed. So successes of other
-    processes may be counted up to a second late. Tries that take longer than ``half_open_every`` overlap, and a limit
-    with a burst that is not used up lets that many tasks try at first. If no task fails for an hour, the rate comes
-    back untried.
+    processes may be counted late. Tries that take longer than ``half_open_every`` overlap, and where costs differ they
+    are as far apart as the costs say. If no task fails for an hour, the rate comes back untried. A task that is killed
+    at its hard time limit is not counted.
     """
 
     open_after: int = 10
     half_open_every: float = 5.0
-    errors: tuple[type[BaseException], ...] = (Exception,)
+    errors: tuple[type[Exception], ...] = (Exception,)
     of_last: int | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +53,9 @@ class Breaker:
                 f"Breaker: half_open_every={shown(self.half_open_every)} must be seconds, 0.1 to 86400"
             )
         errors = self.errors if isinstance(self.errors, tuple) else (self.errors,)
-        if not errors or not all(isinstance(each, type) and issubclass(each, BaseException) for each in errors):
-            raise ConfigurationError(f"Breaker: errors={shown(self.errors)} must be classes of errors")
+        if not errors or not all(isinstance(each, type) and issubclass(each, Exception) for each in errors):
+            raise ConfigurationError(
+                f"Breaker: errors={shown(self.errors)} must be subclasses of Exception: SystemExit and "
+                "KeyboardInterrupt end the process, and not the task"
+            )
         object.__setattr__(self, "errors", errors)

@@ -136,12 +136,12 @@ def limit_of_key(limit: _L, key: str | None, *, ask: bool = True) -> _L:
     if rates is None or not key or not isinstance(key, str) or not (ask or rates.fixed is not None):
         return limit
     rate = rates.of(key)
-    if rate is None or rate == limit.rate:  # type: ignore[attr-defined]
-        return limit
     try:
+        if rate is None or rate == limit.rate:  # type: ignore[attr-defined]
+            return limit
         changed: _L = _with_rate(limit, rate)
         return changed
-    except (ConfigurationError, TypeError) as error:
+    except Exception as error:  # a user's object may raise anything, even when it is compared
         rates.warn(key, error)
         return limit
 

@@ -8,12 +8,30 @@
 -- key_settings key, one for each limit: sorted set, "p" (a pause) or "r" (a rate) and the key of a bucket that has one of its own -> us
 -- at which it ends, ENDLESS if it has no end. Expires with the last of them.
 --
--- Gives config, a table, and its text; HOUR_US; pause_until(us), which notes who pauses; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
--- which tells those that wait.
+-- Gives config, a table, and its text; HOUR_US; has_rate(text), whether a rate is stored in a config; note_rate(note), of the rate that
+-- is stored now; pause_until(us), which notes who pauses; write_config(), which writes it; keep_config(verb), which writes it, and the
+-- change; tell(), which tells those that wait.
 --!include config_format.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
     resumed = 0, note = '', mark = '', adapted = nil}
 local text = call('GET', CONFIG_KEY)
+
+local function has_rate(stored)
+    local _, expiry, _, method = match(stored or '', CONFIG)
+    return method and method ~= '-' and (expiry == '0' or expiry - now > 0)
+end
+
+-- The note of a rate says who has stored it, and in `paused` who pauses the limit, which stays.
+local function note_rate(note)
+    local paused = config.paused > now and config.note ~= '' and cjson.decode(config.note).paused
+    if paused then
+        note = cjson.decode(note ~= '' and note or '{}')
+        note.paused = paused
+        note = cjson.encode(note)
+    end
+    config.note = note
+end
+
 if text then
     local version, expiry, paused, method, count, period, size, extra, since, resumed, note =
         match(text, CONFIG .. '[^\n]*\n(.*)$')
@@ -25,7 +43,8 @@ if text then
     local reduced, before, recover, least = match(text, ADAPTED)
     if reduced and reduced + 2 * recover > now then config.adapted = {reduced + 0, before + 0, recover + 0, least + 0} end
     if config.expiry > 0 and config.expiry <= now then
-        config.method, config.since, config.expiry, config.note = '-', config.expiry, 0, ''
+        config.method, config.since, config.expiry = '-', config.expiry, 0
+        note_rate('')
     end
     if config.paused <= now then config.paused = 0 end
 end
@@ -46,7 +65,6 @@ local function tell()
     touch(TOUCHED, BUCKET)
 end
 
--- The note of a rate says who has stored it, and in `paused` who pauses the limit.
 local function pause_until(us)
     local note = cjson.decode(config.note ~= '' and config.note or '{}')
     note.paused = cjson.decode(NOTE)

@@ -47,6 +47,12 @@ def test_rate_falls_once_and_recovers_along_the_cubic(
     assert wait == pytest.approx(0.01 / expected, rel=2e-3), "the scripts and config() say the same"
 
 
+def test_stored_window_of_an_adaptive_limit_pauses(limiter: Limiter) -> None:
+    limiter.set_rate("api", Limit("1000/m", algorithm="sliding_log", name="api"))
+    assert limiter.throttled("api") >= 1
+    assert limiter.config("api").share == 1.0
+
+
 def test_refused_rate_is_approached_slowly_and_exceeded_later(limiter: Limiter, clock: Clock) -> None:
     for _ in range(2):
         limiter.throttled("api")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import redis
@@ -40,8 +41,8 @@ def report(
         core = limiter._asker.core
         assert limit.breaker is not None
         operation = core.settings.report_outcomes(demand, limit.breaker, succeeded, failed, granted_at, note)
-        reply = limiter._asker.drive(operation)
-    return reply > 0
+        reply, _ = limiter._asker.drive(operation)
+    return reply in (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,94 @@ def test_open_breaker_permits_one_trial_per_interval(limiter: Limiter, clock: Cl
     assert limiter.acquire("api").retry_after == 0.01
 
 
+Algorithm = Literal["sliding_log", "sliding_window", "fixed_window", "leaky_bucket"]
+WINDOWS: tuple[Algorithm, ...] = ("sliding_log", "sliding_window", "fixed_window")
+USED_UP: dict[str, Limit] = {
+    **{each: Limit("100/m", algorithm=each, name="api", breaker=API.breaker) for each in (*WINDOWS, "leaky_bucket")},
+    "burst": Limit("100/m", burst=50, name="api", breaker=API.breaker),
+}
+
+
+def take_all(limiter: Limiter, limit: Limit, most: int = 1000) -> int:
+    """Calls that are allowed now."""
+    return next(taken for taken in range(most) if not limiter.acquire(limit).allowed)
+
+
+@pytest.mark.parametrize("kind", USED_UP)
+def test_what_was_taken_before_the_breaker_opened_counts(limiter: Limiter, clock: Clock, kind: str) -> None:
+    limit = USED_UP[kind]
+    taken = take_all(limiter, limit)
+    assert report(limiter, *[FAILED] * 3, limit=limit)
+    tries = 0
+    for _ in range(20):
+        clock.advance(1)
+        tries += take_all(limiter, limit)
+    assert 3 <= tries <= 4, "one in five seconds, and none at once"
+    assert not report(limiter, SUCCEEDED, limit=limit)
+    limiter.charge(limit, tries)  # as the process does that tells the success
+    more = 0
+    for _ in range(39):
+        clock.advance(1)
+        more += take_all(limiter, limit)
+    assert taken + tries + more <= limit.size + 100, "a minute"
+
+
+@pytest.mark.parametrize("algorithm", WINDOWS)
+def test_window_goes_on_where_it_was_when_the_breaker_closes(
+    limiter: Limiter, clock: Clock, algorithm: Algorithm
+) -> None:
+    limit = Limit("1000/d", algorithm=algorithm, name="api", breaker=API.breaker)
+    for _ in range(10):
+        assert limiter.acquire(limit).allowed
+    report(limiter, *[FAILED] * 3, limit=limit)
+    clock.advance(6)
+    assert limiter.acquire(limit).allowed
+    assert not limiter.acquire(limit).allowed
+    report(limiter, SUCCEEDED, limit=limit)
+    assert limiter.acquire(limit).remaining == 1000 - 11
+
+
+def test_debt_stays_while_the_breaker_is_open(limiter: Limiter, clock: Clock) -> None:
+    limit = Limit("100/s", name="api", burst=10, breaker=API.breaker)
+    limiter.charge(limit, 5000)
+    before = limiter.peek(limit).retry_after
+    report(limiter, *[FAILED] * 3, limit=limit)
+    report(limiter, SUCCEEDED, limit=limit)
+    assert limiter.peek(limit).retry_after == before
+
+
+def test_operator_rate_of_the_whole_limit_keeps_a_key_from_its_breaker_and_its_ramp(
+    limiter: Limiter, clock: Clock
+) -> None:
+    limit = Limit("100/s", name="api", key="{tenant}", breaker=API.breaker, resume_over=5)
+    limiter.set_rate(limit, "1/m", by="ops")
+    demand, note = LimitRequest(limit, "api", "a", 1), note_of("breaker", "upstream fails")
+
+    def fail() -> tuple[int, float]:
+        assert limit.breaker is not None
+        operation = limiter._asker.core.settings.report_outcomes(demand, limit.breaker, 0, True, 0, note)
+        return limiter._asker.drive(operation)
+
+    assert [fail() for _ in range(5)] == [(0, 0.0)] * 5
+    limiter.throttled(limit, key="a", retry_after=2)
+    assert limiter.config(limit, key="a").by == "ops"
+    limiter.unset_rate(limit)
+    assert fail() == (2, 0.0)
+
+
+def test_author_of_a_pause_is_shown_while_a_rate_is_stored_and_removed(limiter: Limiter) -> None:
+    limiter.throttled("api", retry_after=60)
+    paused_by = limiter.config("api").paused_by
+    assert paused_by
+    report(limiter, *[FAILED] * 3)
+    assert limiter.config("api").paused_by == paused_by
+    report(limiter, SUCCEEDED)
+    limiter.set_rate("api", "7/s", by="ann")
+    assert (limiter.config("api").by, limiter.config("api").paused_by) == ("ann", paused_by)
+    limiter.unset_rate("api")
+    assert limiter.config("api").paused_by == paused_by
+
+
 def test_success_of_an_earlier_call_keeps_the_breaker_open(limiter: Limiter, clock: Clock) -> None:
     before = clock.us
     clock.advance(1)
@@ -165,7 +254,7 @@ def test_pause_continues_while_the_breaker_is_open(limiter: Limiter, clock: Cloc
     "wrong",
     [
         *({"open_after": 0}, {"open_after": 1.5}, {"of_last": 9}, {"of_last": 1001}, {"of_last": True}),
-        *({"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}),
+        *({"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}, {"errors": (SystemExit,)}),
     ],
 )
 def test_impossible_breaker_raises_and_names_the_option(wrong: dict[str, object]) -> None:

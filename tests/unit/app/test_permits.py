@@ -55,6 +55,26 @@ def test_permit_names_what_the_call_was_granted(kind: str, shadowed: int, priori
     assert len(found) == len(demands)
 
 
+def test_equal_limits_of_two_tasks_are_each_of_its_own_task() -> None:
+    """The limit of a key is made once for equal limits."""
+    app = Celery("a", broker="redis://", set_as_current=False)
+
+    def limits() -> Limit:
+        return Limit("10/s", name="a", key="{model}", rates={"large": "5/s"}, cost="size", burst=9)
+
+    @app.task(base=RateLimitedTask, limits=limits())
+    def first(model: str, size: int) -> None: ...
+
+    @app.task(base=RateLimitedTask, limits=limits())
+    def second(model: str, size: int) -> None: ...
+
+    for task in (first, second):
+        plan = plan_of(task, "celery")
+        assert plan is not None
+        demands = plan.demands(["large", 3], {})
+        assert demands_in(permit_of(plan, "celery", "1", 1, demands, ()), plan) == demands
+
+
 def test_limit_that_the_process_does_not_have_is_left_out() -> None:
     """Its worker was reloaded, with other limits, while the task was under way."""
     app = Celery("a", broker="redis://", set_as_current=False)

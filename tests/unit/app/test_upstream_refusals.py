@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from celery.exceptions import Ignore
 
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
 from celery_ratelimit.app import outcomes
+from celery_ratelimit.limiter.limit_request import LimitRequest
 
 Make = Callable[..., tuple[Any, Limiter]]
 
@@ -61,6 +63,21 @@ def refuse(error: Exception) -> None:
 
 def echo(account: str) -> str:
     return account
+
+
+@pytest.mark.parametrize(
+    ("limit", "was_open", "cost"),
+    [
+        (Limit("100/s"), 60.0, 1),  # all but the last try would have come back since
+        (Limit("100/m", algorithm="sliding_log"), 60.0, 13),
+        (Limit("100/m", algorithm="sliding_log"), 3600.0, 13),
+        (Limit("100/m", algorithm="fixed_window"), 12.0, 3),
+    ],
+)
+def test_tries_of_a_breaker_count_when_it_has_closed(limit: Limit, was_open: float, cost: int) -> None:
+    demand = LimitRequest(limit, "a", "", 1)
+    assert outcomes._cost_of_tries(demand, Breaker(half_open_every=5), was_open) == cost
+    assert outcomes._cost_of_tries(replace(demand, cost=7), Breaker(half_open_every=5), was_open) == 7 * cost
 
 
 @pytest.mark.parametrize(
