@@ -10,6 +10,8 @@ from celery_ratelimit import ConfigurationError, Limit, RateLimitedTask
 from celery_ratelimit.app.plan import Plan
 from tests.unit.apps import plan_of
 
+LEAKY = Limit("1/s", algorithm="leaky_bucket", capacity=3)
+
 
 def sync(account_id: int, reason: str = "", *, force: bool = False) -> None: ...
 
@@ -31,10 +33,7 @@ def plan_with(**options: Any) -> Plan:
         ({"coalesce": "newest", "coalesce_key": "{"}, "coalesce_key='{' is not a template"),
         ({"coalesce": "newest", "coalesce_key": "{0}"}, "must name the task's arguments"),
         ({"coalesce": "newest", "coalesce_key": 7}, "coalesce_key=7 must be a template"),
-        (
-            {"coalesce": "newest", "limits": Limit("1/s", algorithm="leaky_bucket", capacity=3)},
-            "a leaky bucket with a capacity is a queue by itself",
-        ),
+        ({"coalesce": "newest", "limits": LEAKY}, "a leaky bucket with a capacity is a queue by itself"),
     ],
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
