@@ -215,25 +215,62 @@ def test_policy_of_a_task(options: dict[str, Any], policy: tuple[Any, ...]) -> N
     assert made.max_wait is None or type(made.max_wait) is float
 
 
+LEAKY = Limit("1/s", algorithm="leaky_bucket", capacity=3)
+
+
 @pytest.mark.parametrize(
-    ("option", "value", "why"),
+    ("options", "message"),
     [
-        ("throttle", "park", "'retry', 'wait', 'drop', 'fail'"),
-        ("throttle", None, "'retry', 'wait', 'drop', 'fail'"),
-        ("overflow", "retry", "'fail' nor 'drop' nor the name of a queue"),
-        ("overflow", "fial", "'fail' nor 'drop' nor the name of a queue"),
-        ("overflow", "", "'fail' nor 'drop' nor the name of a queue"),
-        ("inline_wait", -1, "a number of seconds"),
-        ("inline_wait", "1", "a number of seconds"),
-        ("inline_wait", True, "a number of seconds"),
-        ("inline_wait", math.nan, "a number of seconds"),
-        ("max_wait", -0.1, "a number of seconds"),
-        ("max_wait", math.inf, "a number of seconds"),
-        ("max_wait", "60", "a number of seconds"),
+        *[({"throttle": value}, f"throttle={value!r}.*'retry', 'wait', 'drop', 'fail'") for value in ("park", None)],
+        *[
+            ({"overflow": value}, f"overflow={value!r}.*'fail' nor 'drop' nor the name of a queue")
+            for value in ("retry", "fial", "")
+        ],
+        *[({"inline_wait": value}, f"inline_wait={value!r}.*a number of sec") for value in (-1, "1", True, math.nan)],
+        *[({"max_wait": value}, f"max_wait={value!r}.*a number of seconds") for value in (-0.1, math.inf, "60")],
+        *[({"coalesce": value}, f"coalesce={value!r} is not one of 'newest', 'oldest'") for value in ("latest", True)],
+        ({"coalesce_key": "{order_id}"}, "coalesce_key='{order_id}' .*coalesce"),
+        ({"coalesce": "newest", "throttle": "wait"}, "throttle='wait' leaves the backlog in the broker"),
+        ({"coalesce": "newest", "throttle": "drop"}, "throttle='drop' lets no task wait"),
+        ({"coalesce": "newest", "throttle": "fail"}, "throttle='fail' lets no task wait"),
+        ({"coalesce": "newest", "coalesce_key": "{ordre_id}"}, "names the argument 'ordre_id', .*order_id, tenant"),
+        ({"coalesce": "newest", "coalesce_key": "{"}, "coalesce_key='{' is not a template"),
+        ({"coalesce": "newest", "coalesce_key": "{0}"}, "must name the task's arguments"),
+        ({"coalesce": "newest", "coalesce_key": 7}, "coalesce_key=7 must be a template"),
+        ({"coalesce": "newest", "limits": LEAKY}, "a leaky bucket with a capacity is a queue by itself"),
     ],
 )
-def test_invalid_option_error_names_task_and_value(option: str, value: Any, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
-        plan_of(charge, limits="1/s", **{option: value})
-    assert f"{option}={value!r}" in str(caught.value)
-    assert why in str(caught.value)
+def test_invalid_option_error_names_task_and_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"task 'shop\.charge'.*{message}"):
+        plan_of(charge, **{"limits": "1/s", **options})
+
+
+# -- Which calls coalesce ----------------------------------------------------------------------------------------------
+
+
+def test_task_coalesces_by_its_option_alone() -> None:
+    assert plan_of(charge, limits="1/s", coalesce="oldest").policy.coalesce == "oldest"
+    assert plan_of(charge, limits="1/s").alone("sync", (1,), {}) == ""
+
+
+def test_without_a_key_equal_arguments_coalesce() -> None:
+    plan = plan_of(charge, limits="1/s", coalesce="newest")
+    alone = plan.alone("sync", (1,), {})
+    assert alone[0] == "n"
+    assert len(alone) == 33
+    assert plan.alone("sync", (), {"order_id": 1, "tenant": "none"}) == alone
+    others = [((2,), {}), ((1, "new"), {}), ((1,), {"amount": 2}), (("1",), {})]
+    assert len({plan.alone("sync", args, kwargs) for args, kwargs in others} | {alone}) == 5
+    assert plan.alone("another", (1,), {}) != alone, "of a name"
+
+
+@pytest.mark.parametrize("key", ["{order_id}", lambda order_id, tenant="", amount=1: order_id])
+def test_coalesce_key_selects_the_arguments(key: Any) -> None:
+    plan = plan_of(charge, limits="1/s", coalesce="oldest", coalesce_key=key)
+    assert plan.alone("sync", (1, "a"), {}) == plan.alone("sync", (1,), {"amount": 2}) != plan.alone("sync", (2,), {})
+
+
+def test_unfillable_coalesce_key_error_names_the_task() -> None:
+    plan = plan_of(charge, limits="1/s", coalesce="oldest", coalesce_key="{order_id.id}")
+    with pytest.raises(ConfigurationError, match=r"task 'sync': coalesce_key=.* cannot be filled"):
+        plan.alone("sync", (1,), {})
