@@ -78,14 +78,9 @@ def test_recorded_responses_are_read(recorded: Recorded) -> None:
         ("Thursday, 01-Jan-26 00:01:00 GMT", 60.0),
         ("Thu Jan  1 00:01:00 2026", 60.0),
         ("30, 40", 40.0),
-        *[
-            (text, None)
-            for text in ("", "-1", "soon", "1e3", "inf", "nan", "٣", "0x10", "1 2", "m", "5 s", "--", "9" * 31)
-        ],
-        *[
-            (text, None)
-            for text in ("2026-13-01T00:00:00Z", "0000-00-00T00:00Z", "Thu, 99 Jan 2026", "30;" + "a" * 2000)
-        ],
+        *[(text, None) for text in ("", "-1", "soon", "1e3", "inf", "nan", "٣", "0x10", "1 2", "m", "5 s", "--")],
+        *[(text, None) for text in ("2026-13-01T00:00:00Z", "0000-00-00T00:00Z", "Thu, 99 Jan 2026", "9" * 31)],
+        ("30;" + "a" * 2000, None),
     ],
 )
 def test_times_in_headers(text: str, seconds: float | None) -> None:

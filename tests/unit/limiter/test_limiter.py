@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from celery_ratelimit import (
+    AsyncLimiter,
     ConfigurationError,
     Decision,
     ImpossibleRequest,
@@ -156,3 +158,11 @@ def test_resolved_quota_is_cached_until_it_changes() -> None:
     limiter.quotas["api"] = Limit("5/s")
     assert (before.rate, reader.quota("api").rate) == ("1000/s", "5/s")  # type: ignore[attr-defined]
     assert reader.quota("api").name == "api"
+
+
+def test_async_limiter_in_memory() -> None:
+    async def acquire() -> bool:
+        async with AsyncLimiter.from_url("memory://async-limiter") as limiter:
+            return (await limiter.acquire(Limit("1/s", name="api"))).allowed
+
+    assert asyncio.run(acquire())

@@ -97,6 +97,9 @@ LIMITER = Limiter.from_url(NOWHERE, quotas=QUOTAS)
     st.one_of(junk, st.dictionaries(st.sampled_from("ab"), junk)),
     junk,
 )
+@example("acquire", "a", "of no keyed limit", None, None)
+@example("acquire", "kept", None, ["no mapping"], None)
+@example("acquire", [7], None, None, None)
 def test_arguments_of_methods_and_waits(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None:
     options = {} if method in ("reset", "available") else {"cost": cost}
     if method in ("reserve", "cancel"):

@@ -68,6 +68,7 @@ def test_quotas_take_fair_and_weights_from_json() -> None:
     written = json.loads('{"stripe": {"rate": "5/s", "fair": "{tenant_id}", "weights": {"held": 0.0, "gold": 4.0}}}')
     (limit,) = plan_of(charge, app=make_app(ratelimit_quotas=written), limits="stripe").limits
     assert limit == FAIR
+    assert limit.weights["gold"] == 4
 
 
 def test_fair_with_throttle_wait_is_an_error() -> None:

@@ -83,6 +83,7 @@ def test_unreadable_rate_error_names_it_and_shows_a_valid_one(text: Any) -> None
         (["1/0s", "1/0.0 h", "0/0s"], "period of zero"),
         (["1000001/s", "2/0.000001s"], "above one permit a microsecond"),
         (["12345.678901237/s", "1/100000d", "0.000000000001/d"], "more digits than can be kept exactly"),
+        ([f"{'9' * 50}/s", f"1/{'9' * 50}s"], "more digits than can be kept exactly"),
     ],
 )
 def test_inexact_or_empty_rate_error_names_it(texts: list[str], reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, RateLimitError
@@ -89,6 +89,9 @@ def start_app(url: str) -> Any:
 
 @pytest.mark.parametrize("call", [show, acquire, acquire_async, start_app])
 @given(url=urls())
+@example(url=f"sentinel://app:{SECRET}@127.0.0.1:1,127.0.0.1:2/0?service_name=limits")
+@example(url=f"redis+cluster://app:{SECRET}@127.0.0.1:1,127.0.0.1:2")
+@example(url=f"redis://[{SECRET}]@127.0.0.1:1")
 def test_no_text_and_no_error_has_a_secret(call: Callable[[str], Any], url: str) -> None:
     assert SECRET not in shown_by(lambda: call(url)), url
 
