@@ -62,7 +62,7 @@ def test_limit_declared_differently_is_one_warning(
     assert len(trips) == 3
 
 
-def test_client_with_another_encoding_does_not_prevent_a_start(limiter: Limiter) -> None:
+def test_other_encoding_and_foreign_bytes_do_not_prevent_a_start(limiter: Limiter) -> None:
     """A URL may say ``?encoding=latin-1``: the two read what the other has written."""
     encoder = limiter._asker.client.connection_pool.connection_kwargs
     assert warnings_of(limiter, Limit("50/s", name="überweisung")) == []
@@ -70,9 +70,6 @@ def test_client_with_another_encoding_does_not_prevent_a_start(limiter: Limiter)
     other._asker.client.connection_pool.connection_kwargs = {**encoder, "encoding": "latin-1"}
     assert len(warnings_of(other, Limit("60/s", name="überweisung"))) == 1
     assert len(warnings_of(limiter, Limit("50/s", name="überweisung"))) == 1
-
-
-def test_foreign_bytes_in_the_store_do_not_prevent_a_start(limiter: Limiter) -> None:
     limiter._asker.client.hset(declared_key(limiter._asker.prefix), mapping={b"\xff": b"\xfe", b"stripe": b"\xfe"})
     (warning,) = warnings_of(limiter, Limit("50/s", name="stripe"))
     assert "limit 'stripe' is 50/s here" in warning

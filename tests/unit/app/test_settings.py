@@ -216,18 +216,15 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
             ({"ratelimit_orphans_after": after}, f"ratelimit_orphans_after={after!r}.*a number of seconds")
             for after in (-1, "60")
         ],
+        *[
+            ({"ratelimit_url": url}, "ratelimit_url=.*'redis://host:6379/0'")
+            for url in ("http://host", "localhost:6379", "", "amqp://guest@host", 5, ["redis://host"], b"x")
+        ],
         ({"ratelimit_observers": "proj.observer"}, "ratelimit_observers='proj.observer'.*must be a list"),
     ],
 )
 def test_invalid_setting_error_names_it_and_the_remedy(conf: dict[str, Any], message: str) -> None:
     assert re.search(message, text := error_of(make_app(URL, **conf))), text
-
-
-@pytest.mark.parametrize("url", ["http://host", "localhost:6379", "", "amqp://guest@host", 5, ["redis://host"], b"x"])
-def test_url_of_another_kind_is_an_error(url: Any) -> None:
-    text = error_of(make_app(URL, ratelimit_url=url))
-    assert "ratelimit_url=" in text
-    assert "'redis://host:6379/0'" in text
 
 
 SECRET = "hunter2"

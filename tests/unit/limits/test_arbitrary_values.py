@@ -180,4 +180,6 @@ def test_shortened_key_is_the_same_bucket() -> None:
     (whole,) = LIMITER._reader.demands("kept", "x" * LONGEST_KEY, None)
     assert whole.key == "x" * LONGEST_KEY
     assert bucket_key("r", "kept", "x" * 5000, "state") != bucket_key("r", "kept", "y" * 5000, "state")
-    assert LIMITER._reader.demands("kept", ALONE * 5000, None)[0].key.startswith(ALONE)
+    halves = [LIMITER._reader.demands("kept", ALONE * 5000 + half, None)[0].key for half in (ALONE, "\ud801")]
+    assert halves[0] != halves[1], "half of a surrogate pair, which JSON may hold"
+    assert halves[0].startswith(ALONE)
