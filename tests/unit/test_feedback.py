@@ -35,13 +35,9 @@ class Recorded:
         headers = [line.partition(":") for line in lines if not line.startswith("->")]
         self.headers = [(name, value.strip()) for name, _, value in headers]
         self.feedback: dict[str, dict[str, Any]] = {}
-        for line in lines:
-            if line.startswith("->"):
-                _, unit, *fields = line.split()
-                pairs = [field.split("=") for field in fields]
-                self.feedback[unit] = {
-                    name: True if value == "true" else pytest.approx(float(value)) for name, value in pairs
-                }
+        for _, unit, *fields in [line.split() for line in lines if line.startswith("->")]:
+            pairs = [field.split("=") for field in fields]
+            self.feedback[unit] = {name: value == "true" or pytest.approx(float(value)) for name, value in pairs}
 
 
 RECORDED = (Path(__file__).parent / "recorded_responses.txt").read_text()
@@ -82,14 +78,9 @@ def test_recorded_responses_are_read(recorded: Recorded) -> None:
         ("Thursday, 01-Jan-26 00:01:00 GMT", 60.0),
         ("Thu Jan  1 00:01:00 2026", 60.0),
         ("30, 40", 40.0),
-        *[
-            (text, None)
-            for text in ("", "-1", "soon", "1e3", "inf", "nan", "٣", "0x10", "1 2", "m", "5 s", "--", "9" * 31)
-        ],
-        *[
-            (text, None)
-            for text in ("2026-13-01T00:00:00Z", "0000-00-00T00:00Z", "Thu, 99 Jan 2026", "30;" + "a" * 2000)
-        ],
+        *[(text, None) for text in ("", "-1", "soon", "1e3", "inf", "nan", "٣", "0x10", "1 2", "m", "5 s", "--")],
+        *[(text, None) for text in ("2026-13-01T00:00:00Z", "0000-00-00T00:00Z", "Thu, 99 Jan 2026", "9" * 31)],
+        ("30;" + "a" * 2000, None),
     ],
 )
 def test_times_in_headers(text: str, seconds: float | None) -> None:
@@ -132,15 +123,10 @@ def test_times_are_capped() -> None:
     assert read_headers(ten_years, NOW, max_pause=60) == Feedback(retry_after=60, reset_after=60)
 
 
-def _httpx() -> httpx.Response:
-    return httpx.Response(429, headers=HEADERS, request=httpx.Request("GET", "http://upstream"))
-
-
-def _requests() -> requests.Response:
-    response = requests.Response()
-    response.status_code = 429
-    response.headers.update(HEADERS)
-    return response
+HTTPX = httpx.Response(429, headers=HEADERS, request=httpx.Request("GET", "http://upstream"))
+REQUESTS = requests.Response()
+REQUESTS.status_code = 429
+REQUESTS.headers.update(HEADERS)
 
 
 def _aws(status: int, code: str) -> dict[str, Any]:
@@ -151,10 +137,10 @@ def _aws(status: int, code: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "response",
     [
-        _httpx(),
-        httpx.HTTPStatusError("", request=_httpx().request, response=_httpx()),
-        _requests(),
-        requests.HTTPError(response=_requests()),
+        HTTPX,
+        httpx.HTTPStatusError("", request=HTTPX.request, response=HTTPX),
+        REQUESTS,
+        requests.HTTPError(response=REQUESTS),
         SimpleNamespace(headers=HEADERS, status=429),  # aiohttp
         SimpleNamespace(headers=HEADERS, http_status=429),  # stripe
         SimpleNamespace(headers=[(b"retry-after", b"7"), (b"X-RATELIMIT-remaining", b"3")], status=HTTPStatus(429)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,50 +25,44 @@ def warnings_of(limiter: Limiter, *limits: AnyLimit) -> list[str]:
     return declare(limiter._asker, {str(limit.name): limit for limit in limits})
 
 
-@pytest.mark.parametrize("name", ["stripe", "überweisung", "half a pair \ud800", "x" * 5000, "{stripe}.daily"])
-def test_limit_of_any_name_is_compared(limiter: Limiter, name: str) -> None:
-    assert warnings_of(limiter, Limit("50/s", name=name), Concurrency(3, name=f"{name} places")) == []
-    assert warnings_of(limiter, Limit("50/s", name=name), Concurrency(3, name=f"{name} places")) == []
-    (warning,) = warnings_of(limiter, Limit("60/s", name=name), Concurrency(3, name=f"{name} places"))
-    assert warning.startswith(f"limit {name!r} is 60/s here and was 50/s when another worker started")
+def places(limit: int, **options: Any) -> Concurrency:
+    return Concurrency(limit, name="stripe", **options)
+
+
+def rate(text: str, **options: Any) -> Limit:
+    return Limit(text, **{"name": "stripe", **options})
+
+
+NAMES = ["überweisung", "half a pair \ud800", "x" * 5000, "{stripe}.daily"]
 
 
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
-        (
-            Limit("50/s", name="stripe"),
-            Limit("50/s", name="stripe", algorithm="sliding_log"),
-            "50/s, sliding_log here and was 50/s when",
-        ),
-        (
-            Concurrency(3, name="stripe", lease=60),
-            Concurrency(3, name="stripe", lease=5),
-            "3 at once, lease 5 s here and was 3 at once, lease 60 s when",
-        ),
-        (
-            Limit("50/s", name="stripe", burst=5),
-            Limit("50/s", name="stripe", burst=6),
-            "burst 6 here and was 50/s, burst 5",
-        ),
+        *[
+            (rate("50/s", name=name), rate("60/s", name=name), f"{name!r} is 60/s here and was 50/s when")
+            for name in NAMES
+        ],
+        (rate("50/s"), rate("50/s", algorithm="sliding_log"), "50/s, sliding_log here and was 50/s when"),
+        (places(3), places(3, lease=5), "3 at once, lease 5 s here and was 3 at once, lease 60 s when"),
+        (rate("50/s", burst=5), rate("50/s", burst=6), "burst 6 here and was 50/s, burst 5"),
     ],
 )
-def test_algorithm_and_lease_tell_limits_apart(limiter: Limiter, one: AnyLimit, other: AnyLimit, text: str) -> None:
-    assert warnings_of(limiter, one) == []
-    assert warnings_of(limiter, one) == []
-    (warning,) = warnings_of(limiter, other)
-    assert text in warning
-
-
-def test_limits_are_declared_in_one_round_trip(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_declared_differently_is_one_warning(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch, one: AnyLimit, other: AnyLimit, text: str
+) -> None:
     trips: list[object] = []
     store = limiter._asker.store
     monkeypatch.setattr(limiter._asker, "store", lambda call, *args: trips.append(call) or store(call, *args))
-    warnings_of(limiter, Limit("50/s", name="stripe"))
-    assert len(trips) == 1
+    same = Concurrency(3, name="other")
+    assert warnings_of(limiter, one, same) == []
+    assert warnings_of(limiter, one, same) == []
+    (warning,) = warnings_of(limiter, other, same)
+    assert text in warning
+    assert len(trips) == 3
 
 
-def test_client_with_another_encoding_does_not_prevent_a_start(limiter: Limiter) -> None:
+def test_other_encoding_and_foreign_bytes_do_not_prevent_a_start(limiter: Limiter) -> None:
     """A URL may say ``?encoding=latin-1``: the two read what the other has written."""
     encoder = limiter._asker.client.connection_pool.connection_kwargs
     assert warnings_of(limiter, Limit("50/s", name="überweisung")) == []
@@ -75,9 +70,6 @@ def test_client_with_another_encoding_does_not_prevent_a_start(limiter: Limiter)
     other._asker.client.connection_pool.connection_kwargs = {**encoder, "encoding": "latin-1"}
     assert len(warnings_of(other, Limit("60/s", name="überweisung"))) == 1
     assert len(warnings_of(limiter, Limit("50/s", name="überweisung"))) == 1
-
-
-def test_foreign_bytes_in_the_store_do_not_prevent_a_start(limiter: Limiter) -> None:
     limiter._asker.client.hset(declared_key(limiter._asker.prefix), mapping={b"\xff": b"\xfe", b"stripe": b"\xfe"})
     (warning,) = warnings_of(limiter, Limit("50/s", name="stripe"))
     assert "limit 'stripe' is 50/s here" in warning

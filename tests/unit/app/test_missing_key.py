@@ -39,16 +39,8 @@ def test_requests_of_a_call_without_a_key(missing_key: str, requests: list[tuple
     plan = plan_of(work, limits=[by(missing_key), Limit("9/s", name="calls")])
     assert requests_of(plan, 1) == requests
     assert requests_of(plan, 1, tenant_id=None) == requests
-    assert requests_of(plan, 1, "ann") == [("tenant", "tenant:ann", 1), ("calls", "", 1)]
-
-
-@pytest.mark.parametrize("value", [0, "", False])
-def test_empty_value_is_a_key(value: Any) -> None:
-    assert requests_of(plan_of(work, limits=by("exempt")), 1, value) == [("tenant", f"tenant:{value}", 1)]
-
-
-def test_exempt_call_requests_nothing() -> None:
-    assert plan_of(work, limits=by("exempt")).demands((1,), {}) == ()
+    for value in ("ann", 0, "", False):
+        assert requests_of(plan, 1, value) == [("tenant", f"tenant:{value}", 1), ("calls", "", 1)]
 
 
 @pytest.mark.parametrize("missing_key", ["exempt", "shared"])
@@ -63,18 +55,17 @@ def test_task_without_the_argument_has_a_missing_key(missing_key: str) -> None:
         plan_of(other, limits=by(missing_key, burst=9, cost="weight"))
 
 
-def test_parts_of_arguments_and_callables() -> None:
+@pytest.mark.parametrize("key", ["{order[tenant]}", "{order.tenant.id}", lambda order: (order or {}).get("tenant")])
+@pytest.mark.parametrize(("missing_key", "requests"), [("exempt", []), ("shared", [("tenant", "(missing)", 1)])])
+def test_missing_part_or_none_is_a_missing_key(key: Any, missing_key: str, requests: list[Any]) -> None:
     def task(order: dict[str, Any]) -> None: ...
 
-    plan = plan_of(task, limits=Limit("1/s", name="tenant", key="{order[tenant]}", missing_key="shared"))
-    assert requests_of(plan, {"tenant": "ann"}) == [("tenant", "ann", 1)]
+    plan = plan_of(task, limits=Limit("1/s", name="tenant", key=key, missing_key=missing_key))
     for order in ({}, {"tenant": None}, None):
-        assert requests_of(plan, order) == [("tenant", "(missing)", 1)]
-    with pytest.raises(ConfigurationError, match="cannot be filled"):
-        plan.demands((7,), {})  # a mistake, and not a missing key
-    called = plan_of(task, limits=Limit("1/s", name="tenant", key=lambda order: order.get("t"), missing_key="exempt"))
-    assert requests_of(called, {"t": "ann"}) == [("tenant", "ann", 1)]
-    assert requests_of(called, {}) == []
+        assert requests_of(plan, order) == requests
+    if isinstance(key, str):
+        with pytest.raises(ConfigurationError, match="has no attribute 'tenant'"):
+            plan.demands((7,), {})  # a mistake, and not a missing key
 
 
 def test_no_key_equals_the_shared_bucket() -> None:

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_ratelimit import Concurrency, Limit, RateLimitedTask
 from celery_ratelimit.app.permits import demands_in, permit_of
-from celery_ratelimit.app.plan import plan_of
+from celery_ratelimit.app.plan import Plan, plan_of
 
 LIMITS: dict[str, list[Any]] = {
     "rate": ["10/s"],
@@ -34,17 +34,22 @@ LIMITS: dict[str, list[Any]] = {
 }
 
 
+def plan_with(limits: Any) -> Plan:
+    app = Celery("a", broker="redis://", set_as_current=False)
+
+    @app.task(base=RateLimitedTask, limits=limits)
+    def charge(order: dict[str, str] | None = None, size: int = 1) -> None: ...
+
+    plan = plan_of(charge, "celery")
+    assert plan is not None
+    return plan
+
+
 @pytest.mark.parametrize("priority", [0, 9])
 @pytest.mark.parametrize("shadowed", [0, 1])
 @pytest.mark.parametrize("kind", LIMITS)
 def test_permit_names_what_the_call_was_granted(kind: str, shadowed: int, priority: int) -> None:
-    app = Celery("a", broker="redis://", set_as_current=False)
-
-    @app.task(base=RateLimitedTask, limits=LIMITS[kind])
-    def charge(order: dict[str, str], size: int) -> None: ...
-
-    plan = plan_of(charge, "celery")
-    assert plan is not None
+    plan = plan_with(LIMITS[kind])
     demands = plan.demands([{"account": "é\0"}], {"size": 3}, priority)
     permit = permit_of(plan, "celery", "1", 1, demands[shadowed:], demands[:shadowed])
     found = demands_in(pickle.loads(pickle.dumps(permit)), plan, priority)
@@ -77,13 +82,7 @@ def test_equal_limits_of_two_tasks_are_each_of_its_own_task() -> None:
 
 def test_limit_that_the_process_does_not_have_is_left_out() -> None:
     """Its worker was reloaded, with other limits, while the task was under way."""
-    app = Celery("a", broker="redis://", set_as_current=False)
-
-    @app.task(base=RateLimitedTask, limits="10/s")
-    def charge() -> None: ...
-
-    plan = plan_of(charge, "celery")
-    assert plan is not None
+    plan = plan_with("10/s")
     permit = permit_of(plan, "celery", "1", 1, plan.demands([], {}), ())
     gone = [(0, "gone", "", 1, None), (7, "gone", "", 1, None)]
     assert demands_in({**permit, "asked": [*gone, *permit["asked"]]}, plan) == plan.fixed
@@ -100,13 +99,6 @@ class Own(str):
 
 
 def test_keys_of_a_callable_are_plain_text() -> None:
-    app = Celery("a", broker="redis://", set_as_current=False)
-    limit = Limit("10/s", name="a", key=lambda: Own("k"), fair=lambda: Own("s"))
-
-    @app.task(base=RateLimitedTask, limits=limit)
-    def charge() -> None: ...
-
-    plan = plan_of(charge, "celery")
-    assert plan is not None
+    plan = plan_with(Limit("10/s", name="a", key=lambda: Own("k"), fair=lambda: Own("s")))
     permit = permit_of(plan, "celery", "1", 1, plan.demands([], {}), ())
     assert pickle.loads(pickle.dumps(permit))["asked"] == [(0, "a", "k", 1, "s")]

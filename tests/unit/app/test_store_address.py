@@ -49,17 +49,14 @@ def test_tls_of_celerys_settings(scheme: str, place: str) -> None:
     assert (made["host"], made["db"]) == ("host", 1)
 
 
-OPTIONS = {
-    "visibility_timeout": 5,
-    "global_keyprefix": "x",
-    "queue_order_strategy": "priority",
-    "max_connections": 3,
-    "socket_timeout": 7,
-    "socket_keepalive": True,
-    "health_check_interval": 9,
-    "client_name": "mine",
+UNREAD = {"visibility_timeout": 5, "global_keyprefix": "x", "queue_order_strategy": "priority", "max_connections": 3}
+READ = {"socket_timeout": 7, "socket_keepalive": True, "health_check_interval": 9, "client_name": "mine"}
+OPTIONS = {**UNREAD, **READ}
+OF_RESULTS = {
+    "broker_transport_options": {"client_name": "broker"},
+    "redis_backend_use_ssl": TLS,
+    "result_backend_transport_options": {"client_name": "results"},
 }
-OF_RESULTS = {"redis_backend_use_ssl": TLS, "result_backend_transport_options": {"client_name": "results"}}
 PASSWORD = {"redis_username": "me", "redis_password": "secret"}
 OWN = {"broker_use_ssl": TLS, "ratelimit_url": "redis://limits", "ratelimit_store_options": {"client_name": "me"}}
 SENTINELS = {"broker_transport_options": {"master_name": "limits"}, "broker_use_ssl": TLS}
@@ -79,15 +76,9 @@ SENTINELS = {"broker_transport_options": {"master_name": "limits"}, "broker_use_
             for scheme, kind in (("redis", "Connection"), ("rediss", "SSLConnection"))
         ],
         # The store has the options of its source alone.
-        ("redis://host", "redis://results", OF_RESULTS, {"kind": "Connection", "client_name": None}),
-        (
-            *("amqp://host", "redis://results", {"broker_use_ssl": TLS, **OF_RESULTS}),
-            {"kind": "SSLConnection", "client_name": "results"},
-        ),
-        (
-            *("redis://host", None, {"broker_transport_options": OPTIONS}),
-            {"socket_timeout": 7, "socket_keepalive": True, "health_check_interval": 9, "client_name": "mine"},
-        ),
+        ("redis://host", "redis://results", OF_RESULTS, {"kind": "Connection", "client_name": "broker"}),
+        ("amqp://host", "redis://results", OF_RESULTS, {"kind": "SSLConnection", "client_name": "results"}),
+        ("redis://host", None, {"broker_transport_options": OPTIONS}, READ),
         (
             *("redis+socket:///run/redis.sock", None, {"broker_transport_options": OPTIONS, "broker_use_ssl": TLS}),
             {"kind": "UnixDomainSocketConnection", "socket_timeout": 7},
@@ -98,12 +89,10 @@ SENTINELS = {"broker_transport_options": {"master_name": "limits"}, "broker_use_
         ("rediss://host", None, OWN, {"kind": "Connection", "host": "limits", "client_name": "me"}),
         ("rediss://host", None, {**OWN, "ratelimit_url": "rediss://host"}, {"kind": "SSLConnection", **CA}),
         (
-            "redis://host",
-            None,
-            {"broker_transport_options": {"socket_timeout": 7}, "ratelimit_store_options": {"socket_timeout": 2}},
+            *("redis://host", None),
+            {"broker_transport_options": {"socket_timeout": 7}, "ratelimit_store_options": {"socket_timeout": "2"}},
             {"socket_timeout": 2},
         ),
-        ("redis://host", None, {"ratelimit_store_options": {"socket_timeout": "2"}}, {"socket_timeout": 2}),
         (
             *("memory://", None),
             {"ratelimit_url": "rediss://limits", "ratelimit_store_options": {"ssl_cert_reqs": "CERT_NONE"}},
@@ -162,48 +151,44 @@ def test_missing_provider_error(name: str) -> None:
         client_of(f"redis://host?credential_provider={name}")
 
 
-@pytest.mark.parametrize("options", [None, [], "socket_timeout=1", {1: 2}])
-def test_store_options_must_be_a_mapping(options: Any) -> None:
-    with pytest.raises(ConfigurationError, match="ratelimit_store_options must be a mapping"):
-        make_app("redis://host", ratelimit_store_options=options)
-
-
-def test_unknown_option_error_names_it() -> None:
-    with pytest.raises(ConfigurationError, match="'socket_timout'; did you mean 'socket_timeout'"):
-        make_app("redis://host", ratelimit_store_options={"socket_timout": 1})
-
-
-def test_text_that_is_no_number_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="socket_timeout='abc' cannot be"):
-        make_app("redis://host", ratelimit_store_options={"socket_timeout": "abc"})
-
-
-@pytest.mark.parametrize("name", ["url", "host", "db", "quotas", "prefix"])
-def test_option_outside_the_client_error_names_it(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
-        make_app("redis://host/1", ratelimit_store_options={name: "1"})
-    with pytest.raises(ConfigurationError, match=f"'{name}' is no option of a client: see ratelimit_url"):
-        async_limiter_of(Celery(broker="redis://host/1", changes={"ratelimit_store_options": {name: "1"}}))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *[(options, "ratelimit_store_options must be a mapping") for options in (None, [], "socket_timeout=1", {1: 2})],
+        *[
+            ({name: "1"}, f"'{name}' is no option of a client: see ratelimit_url")
+            for name in ("url", "host", "db", "quotas", "prefix")
+        ],
+        ({"socket_timeout": "abc"}, "socket_timeout='abc' cannot be"),
+    ],
+)
+def test_store_options_that_no_client_has_are_an_error(options: Any, message: str) -> None:
+    for make in (make_app, lambda broker, **conf: async_limiter_of(Celery(broker=broker, changes=conf))):
+        with pytest.raises(ConfigurationError, match=message):
+            make("redis://host/1", ratelimit_store_options=options)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "must_be"),
+    ("options", "message"),
     [
-        *[("retry", value, "a redis.retry.Retry, as in") for value in (3, "3")],
-        *[("socket_timeout", value, "a number of seconds above 0") for value in (0, -1, [1], float("nan"))],
-        ("socket_connect_timeout", 0, "a number of seconds above 0"),
-        ("health_check_interval", -1, "a number of seconds"),
-        ("retry_on_error", 3, "a list of exceptions"),
-        ("socket_keepalive_options", 5, "a mapping"),
+        ({"socket_timout": 1}, "'socket_timout'; did you mean 'socket_timeout'"),
+        *[({"retry": value}, "retry must be a redis.retry.Retry, as in") for value in (3, "3")],
+        *[
+            ({"socket_timeout": value}, "socket_timeout must be a number of seconds above 0")
+            for value in (0, -1, [1], float("nan"))
+        ],
+        ({"socket_connect_timeout": 0}, "socket_connect_timeout must be a number of seconds above 0"),
+        ({"health_check_interval": -1}, "health_check_interval must be a number of seconds"),
+        ({"retry_on_error": 3}, "retry_on_error must be a list of exceptions"),
+        ({"socket_keepalive_options": 5}, "socket_keepalive_options must be a mapping"),
     ],
 )
-def test_value_that_would_fail_at_each_call_is_an_error(name: str, value: Any, must_be: str) -> None:
-    options, says = {name: value}, f"{name} must be {must_be}"
-    with pytest.raises(ConfigurationError, match=says):
+def test_option_that_would_fail_at_each_call_is_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         make_app("redis://host", ratelimit_store_options=options)
     for made in (Limiter, AsyncLimiter):
         for url in ("redis://host", "redis+cluster://host", "sentinel://host?service_name=m"):
-            with pytest.raises(ConfigurationError, match=says):
+            with pytest.raises(ConfigurationError, match=message):
                 made.from_url(url, **options)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,20 +13,25 @@ from kombu import Queue
 
 from celery_ratelimit import Limit, Limiter, RateLimitedTask, StoreUnavailable, Throttled
 from celery_ratelimit.signals import task_throttled_out
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.testing import EmbeddedServer, clear_memory
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Makes a task of a limit that no other test has: a store in memory is one for the whole process."""
+def make() -> Iterator[Callable[..., Any]]:
+    """Makes a task of a limit in an empty store."""
 
-    def make_task(rate: str, algorithm: dict[str, Any], **options: Any) -> Any:
+    def make_task(rate: str = "6/m", algorithm: dict[str, Any] | None = None, **options: Any) -> Any:
         app = Celery("a", broker="memory://", set_as_current=False)
         app.conf.ratelimit_url = "memory://"
-        limit = Limit(rate, name=request.node.name, **algorithm)
+        limit = Limit(rate, name="api", **(algorithm or {}))
         return app.task(base=RateLimitedTask, limits=limit, **options)(charge)
 
-    return make_task
+    clear_memory()
+    yield make_task
+    clear_memory()
+
+
+BRIEF = {"x-consumer-timeout": 10_000}
 
 
 def charge(index: int) -> None: ...
@@ -50,19 +55,21 @@ def run(task: Any, index: int = 0, queue: str = "celery") -> Any:
     return "runs"
 
 
-@pytest.mark.parametrize(("visibility", "countdown"), [(100, 40), (None, 720)])
+@pytest.mark.parametrize(
+    ("conf", "countdown"),
+    [
+        ({"broker_transport_options": {"visibility_timeout": 100}}, 40),
+        ({}, 720),
+        ({"task_queues": [Queue("celery"), Queue("brief", routing_key="b", queue_arguments=BRIEF)]}, 4),
+    ],
+)
 def test_no_countdown_is_so_long_that_the_broker_delivers_the_message_again(
-    make: Callable[..., Any], visibility: float | None, countdown: float
+    make: Callable[..., Any], conf: dict[str, Any], countdown: float
 ) -> None:
-    task = make("1/h", {})
-    if visibility is not None:
-        task.app.conf.broker_transport_options = {"visibility_timeout": visibility}
+    task = make("1/h")
+    task.app.conf.update(conf)
     assert run(task, 1) == "runs"
-    assert run(task, 2) == {"countdown": pytest.approx(countdown)}
-    arguments = {"x-consumer-timeout": 10_000}
-    other = make("1/h", {})
-    other.app.conf.task_queues = [Queue("celery"), Queue("brief", routing_key="b", queue_arguments=arguments)]
-    assert run(other, 3, "b") == {"countdown": pytest.approx(4)}
+    assert run(task, 2, "b" if "task_queues" in conf else "celery") == {"countdown": pytest.approx(countdown)}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,7 @@ def test_no_countdown_is_so_long_that_the_broker_delivers_the_message_again(
     ],
 )
 def test_refused_task(make: Callable[..., Any], options: dict[str, Any], outcome: Any) -> None:
-    task = make("6/m", {}, **options)
+    task = make(**options)
     assert run(task, 1) == "runs"
     assert run(task, 2) == outcome
 
@@ -100,7 +107,7 @@ def test_dropped_task_is_signalled_though_its_hook_raises(
         assert reason.startswith("throttled by limit")
         told.append((sender.name, outcome, task_id, args, kwargs))
 
-    task = make("6/m", {}, on_throttled_out=on_throttled_out, **options)
+    task = make(on_throttled_out=on_throttled_out, **options)
     task_throttled_out.connect(receive)
     try:
         assert [run(task, 1), run(task, 2)] == ["runs", "dropped"]
@@ -111,7 +118,7 @@ def test_dropped_task_is_signalled_though_its_hook_raises(
 
 @pytest.mark.parametrize("queue", ["celery", "later"])
 def test_a_full_bucket_sends_a_task_to_another_queue_but_not_to_its_own(make: Callable[..., Any], queue: str) -> None:
-    task = make("6/m", {"algorithm": "leaky_bucket", "capacity": 1}, overflow="later")
+    task = make(algorithm={"algorithm": "leaky_bucket", "capacity": 1}, overflow="later")
     outcomes = [run(task, index, queue) for index in range(4)]
     assert outcomes[0] == "runs"
     assert ({"queue": "later"} in outcomes) is (queue == "celery"), outcomes

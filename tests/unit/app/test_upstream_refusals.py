@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from celery.exceptions import Ignore
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
 from celery_ratelimit.app import outcomes
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.testing import clear_memory
 
 Make = Callable[..., tuple[Any, Limiter]]
 
@@ -29,18 +30,19 @@ class Unprintable(Exception):
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest) -> Make:
+def make() -> Iterator[Make]:
     """Makes a task of a limit whose breaker opens at the first failure, and the limiter of its app."""
 
     def make_task(body: Callable[..., Any], key: str | None = None, **options: Any) -> tuple[Any, Limiter]:
         app = Celery("a", broker="memory://", set_as_current=False)
         app.conf.ratelimit_url = "memory://"
-        name, per_worker = options.pop("limit", request.node.name), options.pop("per_worker", False)
-        breaker = Breaker(open_after=1)
-        limit = Limit("1000/s", burst=1000, name=name, key=key, breaker=breaker, per_worker=per_worker)
+        breaker, per_worker = Breaker(open_after=1), options.pop("per_worker", False)
+        limit = Limit("1000/s", burst=1000, name="upstream", key=key, breaker=breaker, per_worker=per_worker)
         return app.task(base=RateLimitedTask, limits=limit, **options)(body), Limiter.from_app(app)
 
-    return make_task
+    clear_memory()
+    yield make_task
+    clear_memory()
 
 
 def run(task: Any, *args: Any) -> Any:
@@ -53,16 +55,12 @@ def run(task: Any, *args: Any) -> Any:
         task.pop_request()
 
 
-def is_open(limiter: Limiter, name: str, key: str | None = None) -> bool:
-    return limiter.config(name, key=key, force=True).by == "breaker"
+def is_open(limiter: Limiter, key: str | None = None) -> bool:
+    return limiter.config("upstream", key=key, force=True).by == "breaker"
 
 
 def refuse(error: Exception) -> None:
     raise error
-
-
-def echo(account: str) -> str:
-    return account
 
 
 @pytest.mark.parametrize(
@@ -80,77 +78,73 @@ def test_tries_of_a_breaker_count_when_it_has_closed(limit: Limit, was_open: flo
     assert outcomes._cost_of_tries(replace(demand, cost=7), Breaker(half_open_every=5), was_open) == 7 * cost
 
 
+@pytest.mark.parametrize("options", [{"throttle": "fail"}, {"max_upstream_throttles": 0}])
 @pytest.mark.parametrize(
-    ("error", "options"),
-    [
-        (UpstreamThrottled(0.01), {"throttle": "fail"}),
-        (UpstreamThrottled(0.01), {"max_upstream_throttles": 0}),
-        (TooMany(), {"throttle": "fail", "upstream_errors": {TooMany: lambda _: 0.01}}),
-        (TooMany(), {"max_upstream_throttles": 0, "upstream_errors": {TooMany: lambda _: 0.01}}),
-    ],
+    ("error", "declared"), [(UpstreamThrottled(0.01), {}), (TooMany(), {"upstream_errors": {TooMany: lambda _: 0.01}})]
 )
 def test_final_upstream_refusal_does_not_open_the_breaker(
-    make: Make, request: pytest.FixtureRequest, error: Exception, options: dict[str, Any]
+    make: Make, error: Exception, declared: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    task, limiter = make(refuse, **options)
+    task, limiter = make(refuse, **declared, **options)
     with pytest.raises(type(error)) as raised:
         run(task, error)
     assert raised.value is error
-    assert not is_open(limiter, request.node.name)
+    assert not is_open(limiter)
 
 
 @pytest.mark.parametrize("error", [TooMany, Unprintable])
-def test_other_error_opens_the_breaker(make: Make, request: pytest.FixtureRequest, error: type[Exception]) -> None:
+def test_other_error_opens_the_breaker(make: Make, error: type[Exception]) -> None:
     task, limiter = make(refuse)
     with pytest.raises(error):
         run(task, error())
-    assert is_open(limiter, request.node.name)
+    assert is_open(limiter)
+
+
+# -- The body has changed the argument in which the key is found -------------------------------------------------------
+
+KEY = "{order[account]}"
 
 
 def take_and_fail(order: dict[str, str]) -> None:
     raise TooMany(order.pop("account"))
 
 
-def test_failure_counts_for_the_key_that_the_task_came_with(make: Make, request: pytest.FixtureRequest) -> None:
-    """Its body has changed the argument in which the key is found."""
-    task, limiter = make(take_and_fail, key="{order[account]}")
+def take_and_be_refused(order: dict[str, str], key: str | None = None) -> None:
+    raise UpstreamThrottled(30, "upstream", key) from TooMany(order.pop("account"))
+
+
+def test_failure_counts_for_the_key_that_the_task_came_with(make: Make) -> None:
+    task, limiter = make(take_and_fail, KEY)
     with pytest.raises(TooMany):
         run(task, {"account": "a"})
-    assert is_open(limiter, request.node.name, "a")
+    assert is_open(limiter, "a")
 
 
-def test_cost_is_settled_for_the_key_that_the_task_came_with(make: Make, request: pytest.FixtureRequest) -> None:
+def test_cost_is_settled_for_the_key_that_the_task_came_with(make: Make) -> None:
     def take_and_settle(order: dict[str, str]) -> bool:
         del order["account"]
         settled: bool = task.settle(500)
         return settled
 
-    task, limiter = make(take_and_settle, key="{order[account]}")
+    task, limiter = make(take_and_settle, KEY)
     assert run(task, {"account": "a"})
     assert limiter.peek(task.limits, key="a").remaining < 1000 - 400
 
 
-def take_and_be_refused(order: dict[str, str]) -> None:
-    raise UpstreamThrottled(30, "upstream") from TooMany(order.pop("account"))
-
-
-def take_and_be_refused_elsewhere(order: dict[str, str]) -> None:
-    raise UpstreamThrottled(30, "upstream", key="b") from TooMany(order.pop("account"))
-
-
-def test_refusal_of_a_named_key_pauses_that_of_its_worker(make: Make) -> None:
-    task, limiter = make(
-        take_and_be_refused_elsewhere, key="{order[account]}", limit="upstream", throttle="fail", per_worker=True
-    )
+@pytest.mark.parametrize(("named", "paused", "open"), [([], "a", "b"), (["b"], "b", "a")])
+def test_refusal_pauses_the_key_that_it_names_or_the_task_came_with(
+    make: Make, named: list[str], paused: str, open: str
+) -> None:
+    task, limiter = make(take_and_be_refused, KEY, throttle="fail", per_worker=bool(named))
     with pytest.raises(TooMany):
-        run(task, {"account": "a"})
-    assert not limiter.acquire(task.limits, key="b").allowed
-    assert limiter.acquire(task.limits, key="a").allowed
+        run(task, {"account": "a"}, *named)
+    assert not limiter.acquire(task.limits, key=paused).allowed
+    assert limiter.acquire(task.limits, key=open).allowed
 
 
 def test_refused_task_is_sent_again_as_it_came(make: Make) -> None:
     """In a worker without the gate."""
-    task, _ = make(take_and_be_refused, key="{order[account]}", limit="upstream")
+    task, _ = make(take_and_be_refused, KEY)
     sent: list[Any] = []
     task.signature_from_request = lambda request, args, kwargs, **options: SimpleNamespace(
         apply_async=lambda: sent.append(args)
@@ -160,26 +154,28 @@ def test_refused_task_is_sent_again_as_it_came(make: Make) -> None:
     assert [list(args) for args in sent] == [[{"account": "c"}]]
 
 
-def test_refused_task_pauses_the_key_that_it_came_with(make: Make) -> None:
-    task, limiter = make(take_and_be_refused, key="{order[account]}", limit="upstream", throttle="fail")
-    with pytest.raises(TooMany):
-        run(task, {"account": "a"})
-    assert limiter.config("upstream", key="a").paused
-    assert not limiter.config("upstream", key="b").paused
-
-
 def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "_MOST_KEPT", 10)
-    task, _ = make(echo, key="{account}")
+
+    def echo(account: str) -> str:
+        return account
+
+    task, _ = make(echo, "{account}")
     for account in range(25):
         run(task, str(account))
     assert len(outcomes.kept(task.app, "outcomes", dict)) <= 10
 
 
-@pytest.mark.parametrize("value", ["30", b"30", float("nan"), True, [30]])
-def test_invalid_retry_after_is_an_error(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"UpstreamThrottled: retry_after=.* must be a number of seconds"):
-        UpstreamThrottled(value)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *[({"retry_after": value}, "a number of seconds") for value in ("30", b"30", float("nan"), True, [30])],
+        *[({"key": value}, "a text") for value in (7, b"a", 1.5)],
+    ],
+)
+def test_invalid_refusal_is_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"UpstreamThrottled: {next(iter(options))}=.* must be {message}"):
+        UpstreamThrottled(**options)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(None, None), (-1, -1), (30, 30), (1e12, 86400), (float("inf"), 86400)])
@@ -187,12 +183,6 @@ def test_retry_after_is_capped_at_a_day(value: float | None, seconds: float | No
     error = pickle.loads(pickle.dumps(UpstreamThrottled(value)))
     assert error.retry_after == seconds
     assert "the upstream has refused the call" in str(error)
-
-
-@pytest.mark.parametrize("key", [7, b"a", 1.5])
-def test_invalid_key_is_an_error(key: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"UpstreamThrottled: key=.* must be a text"):
-        UpstreamThrottled(1, key=key)
 
 
 def test_a_declared_error_is_read_as_a_number(make: Make) -> None:

@@ -50,16 +50,12 @@ def limiter() -> Limiter:
         (["stripe", "strpe"], "no quota named 'strpe'"),
         (Limit("100/s"), r"Limit\('100/s'\) has no name, so it has no bucket.*name="),
         ("tenant", "limit 'tenant' is kept by key: pass key="),
+        ([], "no limit was named"),
     ],
 )
 def test_request_without_a_bucket_is_an_error(limiter: Limiter, operation: str, limits: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         getattr(limiter, operation)(limits)
-
-
-def test_unknown_quota_without_any_quota() -> None:
-    with pytest.raises(ConfigurationError, match="none is defined"):
-        Limiter(NoStore(port=1)).acquire("stripe")
 
 
 @pytest.mark.parametrize("operation", ["acquire", "peek"])
@@ -89,6 +85,7 @@ class Scripted(Limiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
+        self.is_lost = False
         asker: Any = self._asker
         asker.link._pool = None  # no call is prepared
         asker.core.ask_for_turn, asker.core.forget = self._say, self._forgets
@@ -101,6 +98,8 @@ class Scripted(Limiter):
     def _forgets(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         yield from ()
         self.forgotten.append(id)
+        if self.is_lost:
+            raise StoreUnavailable("gone")
 
 
 def answer(allowed: bool, retry_after: float) -> Decision:
@@ -113,8 +112,8 @@ def test_acquire_without_max_wait_calls_once() -> None:
     assert limiter.asked == [("", 0.0, 0.0)]
 
 
-def test_blocking_acquire_keeps_one_id_and_looks_ahead_one_second() -> None:
-    limiter = Scripted(answer(False, 0.0), answer(False, 0.0), answer(True, 0.0))
+def test_blocking_acquire_has_an_id_of_its_own_and_looks_ahead_one_second() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(False, 0.0), answer(True, 0.0), answer(True, 0.0))
     assert limiter.acquire("stripe", max_wait=60).allowed
     ids, horizons, claims = zip(*limiter.asked, strict=True)
     assert len(set(ids)) == 1
@@ -122,47 +121,29 @@ def test_blocking_acquire_keeps_one_id_and_looks_ahead_one_second() -> None:
     assert horizons == (1.0, 1.0, 1.0)
     assert 59 < claims[2] <= claims[1] <= claims[0] <= 60
     assert not limiter.forgotten
+    assert limiter.acquire("stripe", max_wait=0.5).allowed
+    other, horizon, _ = limiter.asked[3]
+    assert other != ids[0]
+    assert horizon == pytest.approx(0.5, abs=0.1), "never ahead of what the caller would wait"
 
 
-def test_blocking_acquire_drops_a_slot_beyond_max_wait() -> None:
-    limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
-    assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
-    assert limiter.forgotten == [limiter.asked[0][0]]
+BEYOND = answer(False, 61.0)
+FULL = replace(answer(False, 0.5), queue_full=True)
 
 
-def test_refused_acquire_without_a_slot_drops_nothing() -> None:
-    for refused in (answer(False, 61.0), replace(answer(False, 0.5), queue_full=True)):
-        limiter = Scripted(refused)
-        assert limiter.acquire("stripe", max_wait=60) == refused
-        assert len(limiter.asked) == 1
-        assert not limiter.forgotten
-
-
-def test_outage_while_dropping_a_slot_keeps_the_refusal() -> None:
-    limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
-
-    def fails(demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
-        yield from ()
-        raise StoreUnavailable("gone")
-
-    core: Any = limiter._asker.core
-    core.forget = fails
-    assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize(("before", "refused"), [(0, BEYOND), (0, FULL), (1, BEYOND)])
+def test_refused_blocking_acquire_drops_the_slot_that_it_has(before: int, refused: Decision, is_lost: bool) -> None:
+    limiter = Scripted(*[answer(False, 0.0)] * before, refused)
+    limiter.is_lost = is_lost
+    assert limiter.acquire("stripe", max_wait=60) == refused
+    assert limiter.forgotten == [limiter.asked[0][0]] * before
 
 
 def test_blocking_acquire_sleeps_until_its_permit_is_valid() -> None:
     decision = Scripted(replace(answer(True, 0.02), reset_after=0.05)).acquire("stripe", max_wait=60)
     assert (decision.allowed, decision.retry_after) == (True, 0.0)
     assert decision.reset_after == pytest.approx(0.03)
-
-
-def test_two_blocking_calls_never_share_an_id() -> None:
-    limiter = Scripted(answer(True, 0.0), answer(True, 0.0))
-    for _ in range(2):
-        limiter.acquire("stripe", max_wait=0.5)
-    (one, horizon, _), (two, _, _) = limiter.asked
-    assert one != two
-    assert horizon == pytest.approx(0.5, abs=0.1), "never ahead of what the caller would wait"
 
 
 def test_resolved_quota_is_cached_until_it_changes() -> None:
@@ -179,21 +160,9 @@ def test_resolved_quota_is_cached_until_it_changes() -> None:
     assert reader.quota("api").name == "api"
 
 
-def test_acquire_with_max_wait_none_waits_without_end() -> None:
-    limiter = Scripted(answer(False, 0.0), answer(True, 0.0))
-    assert limiter.acquire("stripe", max_wait=None)
-    assert all(claim > 1e8 for _, _, claim in limiter.asked)
-
-
 def test_async_limiter_in_memory() -> None:
     async def acquire() -> bool:
         async with AsyncLimiter.from_url("memory://async-limiter") as limiter:
             return (await limiter.acquire(Limit("1/s", name="api"))).allowed
 
     assert asyncio.run(acquire())
-
-
-def test_empty_list_of_limits_is_an_error() -> None:
-    for ask in (Limiter.from_url("redis://127.0.0.1:1/0").acquire, Limiter.from_url("redis://127.0.0.1:1/0").reset):
-        with pytest.raises(ConfigurationError, match="no limit was named"):
-            ask([])

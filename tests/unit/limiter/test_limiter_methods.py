@@ -25,9 +25,6 @@ SURFACE = {
 }
 
 
-WAITING = {"acquire": 0.0, "permit": None, "limited": None}
-
-
 def public(kind: type) -> dict[str, Callable[..., Any]]:
     return {name: each for name, each in inspect.getmembers(kind, callable) if not name.startswith("_")}
 
@@ -42,6 +39,10 @@ def test_both_limiters_have_the_same_methods() -> None:
     assert ours.keys() - SYNC_ONLY - {"close"} == theirs.keys() - {"aclose"} == SURFACE
     for name in ours.keys() & theirs.keys():
         assert parameters(ours[name]) == parameters(theirs[name]), name
+    defaults = {
+        name: inspect.signature(ours[name]).parameters["max_wait"].default for name in ("acquire", "permit", "limited")
+    }
+    assert defaults == {"acquire": 0.0, "permit": None, "limited": None}
     assert ours["acquire"].__doc__ == theirs["acquire"].__doc__
 
 
@@ -55,14 +56,11 @@ def test_method_shows_signature_and_docstring_of_its_operation(name: str) -> Non
         assert method.__doc__ == written.operation.__doc__
         assert method.__name__ == name
         assert parameters(method) == parameters(written.operation)
+        assert {each.kind for each in inspect.classify_class_attrs(kind) if each.name == name} == {"method"}, (
+            "for help()"
+        )
         assert not str(inspect.signature(method).return_annotation).startswith("Operation")
         assert inspect.iscoroutinefunction(method) == (kind is AsyncLimiter)
-
-
-@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
-def test_default_max_wait_of_blocks_and_acquire(kind: type) -> None:
-    default = {name: inspect.signature(public(kind)[name]).parameters["max_wait"].default for name in WAITING}
-    assert default == WAITING
 
 
 def test_public_attributes_of_a_limiter() -> None:
@@ -82,9 +80,3 @@ def test_public_types_are_importable() -> None:
     for kind in (LimitConfig, LimitState, Stats, StoreMisconfigured):
         assert getattr(celery_ratelimit, kind.__name__) is kind
     assert all(hasattr(celery_ratelimit, name) for name in celery_ratelimit.__all__)
-
-
-def test_help_shows_the_methods_as_methods() -> None:
-    for kind in (Limiter, AsyncLimiter):
-        kinds = {each.name: each.kind for each in inspect.classify_class_attrs(kind)}
-        assert {kinds[name] for name in ("acquire", "peek", "pause", "set_rate", "stats")} == {"method"}

@@ -58,6 +58,8 @@ def test_set_testing_allows_everything_and_takes_nothing(limiter: Limiter) -> No
             assert held.allowed
         limiter.reset(RATE)
         limiter.ping()
+        with pytest.raises(ConfigurationError, match="no quota named 'strpe'"):
+            limiter.acquire("strpe")
 
 
 def test_set_testing_has_nothing_to_give_back(limiter: Limiter) -> None:
@@ -108,13 +110,9 @@ def test_blocks_may_be_nested(limiter: Limiter) -> None:
             with set_testing():
                 assert limiter.acquire(RATE).allowed
             assert not limiter.acquire(RATE).allowed
+        with pytest.raises(ZeroDivisionError), throttle_all():
+            _ = 1 / 0
         assert limiter.acquire(RATE).allowed
-    assert not StoreRunner.is_fake
-
-
-def test_raising_block_switches_off() -> None:
-    with pytest.raises(ZeroDivisionError), throttle_all():
-        _ = 1 / 0
     assert not StoreRunner.is_fake
 
 
@@ -124,20 +122,12 @@ def test_throttle_all_needs_a_positive_time(seconds: float) -> None:
         throttle_all(retry_after=seconds)
 
 
-def test_set_testing_still_checks_arguments(limiter: Limiter) -> None:
-    with set_testing(), pytest.raises(ConfigurationError, match="no quota named 'strpe'"):
-        limiter.acquire("strpe")
-
-
 def test_call_for_a_slot_alone_gets_no_permit(limiter: Limiter) -> None:
     """It asks so while no pool process is free: as the script does, the answer is that a permit is there now."""
-    demands = [LimitRequest(RATE, "rate")]
-    with set_testing():
-        slot = limiter._asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
-        assert (slot.allowed, slot.retry_after) == (False, 0.0)
-    with throttle_all(7):
-        slot = limiter._asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
-        assert (slot.allowed, slot.retry_after) == (False, 7.0)
+    for switch, retry_after in ((set_testing, 0.0), (lambda: throttle_all(7), 7.0)):
+        with switch():
+            slot = limiter._asker.ask([LimitRequest(RATE, "rate")], id="task", horizon=-1e6, claim=1e9)
+            assert (slot.allowed, slot.retry_after) == (False, retry_after)
 
 
 def test_set_testing_holds_no_lease(limiter: Limiter) -> None:

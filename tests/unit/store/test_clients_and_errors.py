@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -79,11 +78,6 @@ def test_sentinels_with_a_password_of_their_own_in_the_url_and_tls_to_the_master
     assert pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs["password"] == "theirs"
 
 
-def test_sentinels_without_a_master() -> None:
-    with pytest.raises(ConfigurationError, match=r"'sentinel://\*\*@one/0' does not say which master.*service_name="):
-        client_of("sentinel://:secret@one/0")
-
-
 def test_a_cluster_that_is_not_there_is_an_outage_and_no_bug() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be connected"):
         client_of("redis+cluster://127.0.0.1:1,127.0.0.1:2")
@@ -99,6 +93,7 @@ def test_a_cluster_that_is_not_there_is_an_outage_and_no_bug() -> None:
         ("sentinel://host:99999999/0?service_name=x", "not the URL"),
         ("rediss+sentinel://host", "begins with none of redis://"),
         ("redis://host:x", "not the URL"),
+        ("sentinel://:secret@one/0", r"'sentinel://\*\*@one/0' does not say which master.*service_name="),
     ],
 )
 def test_invalid_url_error_gives_a_reason(url: str, why: str) -> None:
@@ -118,10 +113,7 @@ def test_invalid_url_error_gives_a_reason(url: str, why: str) -> None:
     ],
 )
 def test_async_clients_of_urls(url: str, kind: str) -> None:
-    async def made() -> Any:
-        return async_client_of(url)
-
-    client = asyncio.run(made())
+    client = async_client_of(url)
     assert type(client).__module__.startswith("redis.asyncio")
     assert type(client).__name__ == kind
     kwargs = client.connection_kwargs if kind == "RedisCluster" else client.connection_pool.connection_kwargs
@@ -138,12 +130,9 @@ def test_async_clients_of_urls(url: str, kind: str) -> None:
     ],
 )
 def test_how_long_callers_wait_for_a_connection_of_a_cluster(url: str, options: Any, seconds: float) -> None:
-    async def waits() -> float:
-        cluster = AsyncLimiter.from_url(url, **options)._asker._cluster
-        assert cluster is not None
-        return cluster.timeout
-
-    assert asyncio.run(waits()) == seconds
+    cluster = AsyncLimiter.from_url(url, **options)._asker._cluster
+    assert cluster is not None
+    assert cluster.timeout == seconds
 
 
 def test_their_options_are_known_without_parsing_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,31 +163,29 @@ def test_a_broker_behind_sentinels_is_the_default_store() -> None:
     manager = pool.sentinel_manager
     assert manager.min_other_sentinels == 2
     asked = [each.connection_pool.connection_kwargs for each in manager.sentinels]
-    assert [(each["host"], each["password"], each["socket_timeout"]) for each in asked] == [
-        ("one", "theirs", 0.5),
-        ("two", "theirs", 0.5),
-    ]
+    told = [(each["host"], each["password"], each["socket_timeout"]) for each in asked]
+    assert told == [("one", "theirs", 0.5), ("two", "theirs", 0.5)]
 
 
-def test_result_backend_behind_sentinels_is_a_store() -> None:
-    options = {"master_name": "results"}
-    app = make_app(
-        "memory://", result_backend="sentinel://one/3;sentinel://two/3", result_backend_transport_options=options
-    )
-    pool = limiter_of(app).client.connection_pool
-    assert (pool.service_name, pool.connection_kwargs["db"]) == ("results", 3)
-
-
-def test_a_url_of_sentinels_that_names_its_master_does_not_ask_the_broker_for_it() -> None:
-    url = "sentinel://one,two/0?service_name=limits"
-    app = make_app("memory://", ratelimit_url=url, broker_transport_options={"master_name": "tasks"})
-    assert limiter_of(app).client.connection_pool.service_name == "limits"
-
-
-def test_a_cluster_can_be_set() -> None:
-    assert (
-        settings_of(make_app("memory://", ratelimit_url="redis+cluster://one:7000")).url == "redis+cluster://one:7000"
-    )
+@pytest.mark.parametrize(
+    ("conf", "master"),
+    [
+        (
+            {"result_backend": "sentinel://one/3", "result_backend_transport_options": {"master_name": "results"}},
+            ("results", 3),
+        ),
+        (
+            {
+                "ratelimit_url": "sentinel://one,two/0?service_name=limits",
+                "broker_transport_options": {"master_name": "tasks"},
+            },
+            ("limits", 0),
+        ),
+    ],
+)
+def test_sentinels_are_asked_for_the_master_of_their_settings(conf: dict[str, Any], master: tuple[str, int]) -> None:
+    pool = limiter_of(make_app("memory://", **conf)).client.connection_pool
+    assert (pool.service_name, pool.connection_kwargs["db"]) == master
 
 
 # -- What errors mean --------------------------------------------------------------------------------------------------
@@ -220,19 +207,12 @@ OUTAGES = [
     exceptions.RedisClusterException("Redis Cluster cannot be connected. Please provide at least one reachable node: "),
     exceptions.RedisClusterException("All slots are not covered after query all startup_nodes."),
     exceptions.SlotNotCoveredError('Slot "1" not covered by the cluster.'),
-    exceptions.ResponseError(
-        "Error running script (call to f_1): @user_script:7: -READONLY You can't write against a read only replica."
-    ),
+    exceptions.ResponseError("Error running script (call to f_1): @user_script:7: -READONLY You can't write against a"),
 ]
 MISCONFIGURED = [
     (exceptions.NoPermissionError("User limiter has no permissions to run the 'zadd' command"), "docs/stores.md"),
     (exceptions.ResponseError("ACL failure in script: User x has no permissions to run the 'get' command"), "rights"),
-    (
-        exceptions.ResponseError(
-            "The user executing the script can't run this command or subcommand script: 1, on @user_script:3."
-        ),
-        "rights",
-    ),
+    (exceptions.ResponseError("The user executing the script can't run this command or subcommand"), "rights"),
     (exceptions.AuthenticationError("Authentication required."), "wants a password"),
     (exceptions.AuthenticationError("invalid username-password pair or user is disabled."), "is wrong"),
     (exceptions.ClusterCrossSlotError("Keys in request don't hash to the same slot"), "{stripe}"),
@@ -241,6 +221,10 @@ MISCONFIGURED = [
     (exceptions.ResponseError("Error compiling script (new function): user_script:1: '=' expected"), "docs/stores.md"),
     (exceptions.ResponseError("unknown command 'EVALSHA', with args beginning with:"), "docs/stores.md"),
     (exceptions.ResponseError("DB index is out of range"), "docs/stores.md"),
+    (
+        exceptions.RedisClusterException("cannot be connected. Cluster mode is not enabled on this node"),
+        "a plain server: begin the URL with redis://",
+    ),
 ]
 
 
@@ -257,12 +241,6 @@ def test_permanent_error_is_a_configuration_error_with_a_remedy(error: Exception
     assert not isinstance(made, StoreUnavailable)
     with pytest.raises(ConfigurationError, match=mend):
         raise made
-
-
-def test_the_error_of_a_cluster_that_is_none_says_so() -> None:
-    text = "Redis Cluster cannot be connected. … Cluster mode is not enabled on this node"
-    with pytest.raises(ConfigurationError, match="a plain server: begin the URL with redis://"):
-        raise trouble(exceptions.RedisClusterException(text))
 
 
 # -- Fitness -----------------------------------------------------------------------------------------------------------
@@ -301,12 +279,6 @@ REPLICA = {"role": "slave", "slave_read_only": 1, "master_host": "10.0.0.1", "ma
 def test_unfit_store_is_an_error(server: Any, replication: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         fitness(server, replication)
-
-
-def test_eviction_policy_is_a_warning() -> None:
-    (warning,) = fitness(memory={"maxmemory_policy": "allkeys-lru"})
-    assert "allkeys-lru" in warning
-    assert "noeviction" in warning
 
 
 # -- Rights ------------------------------------------------------------------------------------------------------------

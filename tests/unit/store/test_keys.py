@@ -13,36 +13,9 @@ from celery_ratelimit.store.keys import bucket_keys, escape, hash_tag
 AWKWARD = [
     *["", " ", ":", "::", "{", "}", "{}", "{a}", "{a}!", "{a}{}", "{a}{b}", "{a}a", "a{a}", "a{a}a", "{a}%21", "{a}#"],
     *["}{a}", "{{a}}", "{}{a}", "{" + "a" * 81 + "}", "{a}" + "x" * 81, "{a}" + "x" * 80 + "y", "a:b", "a}:{b", "%"],
-    *[
-        "%3A",
-        "%253A",
-        "*",
-        "?",
-        "[a]",
-        "\\",
-        "\n",
-        "\0",
-        "#",
-        "a#b",
-        "u\u0308",
-        "\u00fc",
-        "日本語",
-        "🦊",
-        "A",
-        "a",
-        "1",
-    ],
-    *[
-        "01",
-        "x" * 80,
-        "x" * 81,
-        "x" * 82,
-        "ü" * 40,
-        "ü" * 41,
-        "x" * 40 + "#" + "0" * 32,
-        "x" * 10_000,
-        "x" * 9_999 + "y",
-    ],
+    *["%3A", "%253A", "*", "?", "[a]", "\\", "\n", "\0", "#", "a#b", "u\u0308", "\u00fc", "日本語", "🦊", "A", "a"],
+    *["x" * 80, "x" * 81, "x" * 82, "ü" * 40, "ü" * 41, "x" * 40 + "#" + "0" * 32, "x" * 10_000, "x" * 9_999 + "y"],
+    *["\ud800", "\ud801", "1", "01"],  # json.loads('"\\ud800"') makes one, so an argument can hold it
     *[":tat", ":slots", "v1", "None", "'", '"', "~", "/"],
 ]
 
@@ -68,27 +41,19 @@ def test_different_buckets_never_share_a_key(one: tuple[str, str], two: tuple[st
     assert bool(shared) == (one == two)
 
 
-@given(name=NAME, key=TEXT)
-def test_a_key_has_the_documented_form_and_length(name: str, key: str) -> None:
-    for made, kind in zip(bucket_keys("ratelimit", name, key), ("state", "slots"), strict=True):
-        assert re.fullmatch(r"ratelimit:v1:[^{}:\s]*\{[^{}:\s]*\}[^{}:\s]*:[^{}:\s]*:" + kind, made)
-        assert made.isascii()
-        assert len(made) < 240
-
-
 def tag_of(key: str) -> str:
     """What Redis Cluster takes: what is between the first { and the next }, if that is not empty."""
     return key[key.index("{") + 1 : key.index("}", key.index("{"))]
 
 
-@given(name=TEXT.filter(lambda name: "{" not in name), key=TEXT)
-def test_the_hash_tag_of_a_cluster_is_the_limits_name(name: str, key: str) -> None:
-    assert {tag_of(made) for made in bucket_keys("ratelimit", name, key)} == {escape(name)} == {hash_tag(name)}
-
-
 @given(name=NAME, key=TEXT)
-def test_all_keys_of_a_limit_have_one_hash_tag(name: str, key: str) -> None:
-    assert {tag_of(made) for made in bucket_keys("ratelimit", name, key)} == {hash_tag(name)}
+def test_a_key_has_the_documented_form_length_and_hash_tag(name: str, key: str) -> None:
+    for made, kind in zip(bucket_keys("ratelimit", name, key), ("state", "slots"), strict=True):
+        assert re.fullmatch(r"ratelimit:v1:[^{}:\s]*\{[^{}:\s]*\}[^{}:\s]*:[^{}:\s]*:" + kind, made)
+        assert made.isascii()
+        assert len(made) < 240
+        assert tag_of(made) == hash_tag(name)
+        assert "{" in name or tag_of(made) == escape(name)
 
 
 @pytest.mark.parametrize("name", ["stripe", "{stripe}", "{stripe}.daily", "per-user.{stripe}", "{stripe}{b}"])
@@ -105,8 +70,3 @@ def test_invalid_hash_tag_is_escaped(name: str) -> None:
 @pytest.mark.parametrize("text", ["api", "user@example.com", "a/b", "10.0.0.1", "a-b_c", "proj.tasks.charge"])
 def test_ordinary_names_stay_readable(text: str) -> None:
     assert escape(text) == text
-
-
-def test_a_lone_surrogate_is_a_key_like_any_other() -> None:
-    """``json.loads('"\\\\ud800"')`` makes one, so an argument can hold it."""
-    assert bucket_keys("p", "api", "\ud800") != bucket_keys("p", "api", "\ud801")
