@@ -13,7 +13,6 @@ from celery import Celery
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.web.looks import Looks
-from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
 from tests.shop import make_app, park
 from tests.web.server import TOKEN, Server, page_of
@@ -213,15 +212,3 @@ def test_termination_disconnects_browsers(server: EmbeddedServer) -> None:
             page.process.terminate()
             assert list(events) is not None
         page.process.wait(60)
-
-
-def test_documented_rights_are_enough_for_the_page(server: EmbeddedServer, store: redis.Redis) -> None:
-    from tests.integration.store.helpers import rights
-
-    store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
-    try:
-        app = app_on(server)
-        app.conf.ratelimit_url = server.url.replace("redis://", "redis://operator:secret@") + PATIENT
-        assert "limit stripe" in Looks(app).at("")
-    finally:
-        store.execute_command("ACL", "DELUSER", "operator")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -21,7 +20,6 @@ from celery import chain, chord, group, signature
 from celery.canvas import StampingVisitor
 from celery.exceptions import TaskRevokedError
 
-from benchmarks import processes
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
@@ -305,30 +303,3 @@ def test_monitors_and_the_result_backend_show_a_throttled_task(
             states = list(dict.fromkeys(shown for _, shown in seen[result.id]))
             # STARTED ranks below any state that Celery does not know (states.PRECEDENCE), so State does not show it.
             assert states == ["RECEIVED", "THROTTLED", "SUCCESS"]
-
-
-def test_tasks_sent_by_beat_run_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    schedule = {"tick": {"task": f"{APP}.tick", "schedule": 0.25}}
-    with Talkative(server, tmp_path, rate="3/s", beat_schedule=schedule) as fleet:
-        fleet.start()
-        command = [sys.executable, "-m", "celery", "-A", APP, "beat", "-l", "DEBUG", "--pidfile="]
-        log = tmp_path / "beat.log"
-
-        def sent() -> set[str]:  # said after the publish: one that is due may be stopped before it
-            return set(re.findall(r"tick sent\. id->(\S+)", log.read_text()))
-
-        beat = processes.spawn([*command, "-s", str(tmp_path / "schedule")], log, fleet.env)
-        try:
-            until(lambda: len(sent()) >= 9, 30, "nine ticks")
-        finally:
-            processes.stop([beat])
-
-        def ran() -> Counter[str]:
-            return Counter(line["id"] for line in fleet.said("tick"))
-
-        until(lambda: sent() <= ran().keys(), 20, "the run of every tick")
-        fleet.wait_until_empty(store)
-        assert len(ran()) - len(sent()) in (0, 1), "the last may have been stopped between the publish and its line"
-        assert max(ran().values()) == 1
-        assert "throttled by" in fleet.log()
-        assert_never_over(fleet.permits(), 3)
