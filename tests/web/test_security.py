@@ -178,13 +178,15 @@ OTHER_SITES: list[dict[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/login", "/logout"])
-def test_forms_of_other_sites_are_refused(with_token: Server, path: str) -> None:
+@pytest.mark.parametrize("path", ["/login", "/logout", "/limit?name=stripe"])
+def test_forms_of_other_sites_are_refused(with_token: Server, store: redis.Redis, path: str) -> None:
     cookie = with_token.log_in()
-    fields = {"token": TOKEN, "form_token": with_token.form_token("/", Cookie=cookie)}
+    fields = {"token": TOKEN, "verb": "pause", "reason": "why"}
+    fields["form_token"] = with_token.form_token("/", Cookie=cookie)
     for headers in OTHER_SITES:
         answer = with_token.post(path, fields, **{"Cookie": cookie, "Origin": "", **headers})
         assert (answer.status, answer.text) == (403, "this was sent by a page of another site\n"), headers
+    assert not store.keys("*config*")
     fields = {"token": TOKEN, "form_token": with_token.form_token("/login")}
     for site in ("cross-site", "same-site", "none"):  # although the origin is ours
         assert with_token.post("/login", fields, Sec_Fetch_Site=site).status == 403, site
