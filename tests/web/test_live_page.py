@@ -13,7 +13,7 @@ from celery import Celery
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.web.looks import Looks
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import until
 from tests.shop import make_app, park
 from tests.web.server import TOKEN, Server, page_of
 
@@ -166,30 +166,6 @@ def test_missing_web_server_says_what_to_install(server: EmbeddedServer, tmp_pat
     missing = r"not here.*pip install 'celery-ratelimit\[web\]'"
     with pytest.raises(AssertionError, match=missing), page_of(server.url, PYTHONPATH=f"{tmp_path}:."):
         pass
-
-
-@pytest.mark.slow
-def test_work_of_a_fleet_is_shown(read_only: Server, server: EmbeddedServer, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.paged") as fleet, read_only.listening("/events") as events:
-        fleet.start()
-        for number in range(600):
-            fleet.sender.send_task("shop.charge", args=(number,))
-        words, used = set[str](), 0
-        for said in events:
-            stripe = said.get("parts", {}).get("limit stripe")
-            if stripe is not None:
-                words.add(stripe["word"])
-                used = max(used, stripe["share"])
-                if used >= 8 and stripe["word"] == "idle":
-                    break
-        assert "backlogged" in words, "600 at 100 a second wait in the store"
-        with read_only.listening("/events?limit=stripe") as of_one:
-            parts = next(of_one)["parts"]
-        assert parts["users"]["task"][0][0] == "shop.charge"
-        assert (
-            sum(int(number.replace(",", "")) for what, number in parts["results"] if what in ("acquired", "waited"))
-            > 500
-        )
 
 
 def test_page_that_allows_changes_has_a_token_unless_switched_off(server: EmbeddedServer) -> None:

@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 
 from celery_ratelimit import Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, errors, until
 from tests.integration.worker.test_message_features import monitored
 
 NAME = "tests.apps.fleet"
@@ -41,11 +41,13 @@ def test_each_outcome_has_a_line_an_event_and_a_signal_and_monitors_see_its_end(
         }
         for task, args in first.items():
             assert fleet.send(task, *args).get(timeout=60) == 0
-        results = {task: fleet.send(task, *args) for task, args in first.items()}
+        link = {"link_error": fleet.sender.signature(f"{NAME}.other", (7,), immutable=True)}
+        results = {task: fleet.send(task, *args, **(link if task == "fail" else {})) for task, args in first.items()}
         for task in ("fail", "impatient_tenant"):
             with pytest.raises(Throttled) as caught:
                 results[task].get(timeout=60)
             assert 3000 < caught.value.retry_after <= 3600
+            assert results[task].state == "FAILURE"
         assert "a permit is free in 3" in str(caught.value)
         assert str(caught.value).endswith(", beyond max_wait=2 s")
         with pytest.raises(TaskRevokedError, match=r"by limit 'tests\.apps\.fleet\.drop': a permit is free in 3"):
@@ -67,9 +69,8 @@ def test_each_outcome_has_a_line_an_event_and_a_signal_and_monitors_see_its_end(
         until(lambda: len(fleet.signals()) == len(expected), 20, "the signals")
         for task, (outcome, said) in expected.items():
             (line,) = line_of(fleet, results[task])
-            at_once = re.sub(
-                r" after [\d.]+ s of waiting", "", line
-            )  # a busy worker comes to it a moment later, and says so
+            # A busy worker comes to it a moment later, and says so.
+            at_once = re.sub(r" after [\d.]+ s of waiting", "", line)
             assert re.fullmatch(rf"throttled by limit '{NAME}\.{task}'{said}", at_once), line
             (signal,) = [signal for signal in fleet.signals() if results[task].id in signal]
             key = "tenant:ann" if task == "impatient_tenant" else ""
@@ -78,12 +79,14 @@ def test_each_outcome_has_a_line_an_event_and_a_signal_and_monitors_see_its_end(
             shown = vars(state.tasks[results[task].id])
             assert (shown["outcome"], shown["rate"], shown["key"]) == (outcome, "1/h", key)
             assert shown["reason"].startswith("throttled by limit")
+        until(lambda: 7 in [start.index for start in fleet.starts()], 10, "link_error")
         results["retry"].revoke()
         for task in ("drop", "retry"):
             until(lambda id=results[task].id: state.tasks[id].state == "REVOKED", 20, f"the end of {task}")
             until(lambda id=results[task].id: id not in str(store.hvals("unacked")), 5, f"acknowledgement of {task}")
         kinds = {kind for events in seen.values() for kind, _ in events}
         assert not kinds & {"task-retried", "task-rejected"}
+        assert not errors(fleet.log())
         for bad in ("Traceback", "Retry in", "WARNING"):
             assert bad not in fleet.log().split("ready.")[1], bad
 
