@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -69,10 +67,6 @@ class LocalWorker:
 
     def logs(self) -> str:
         return self._log.read_text(errors="replace")
-
-    def kill(self, signal_name: str) -> None:
-        os.killpg(self._process.pid, getattr(signal, signal_name))
-        self._process.wait(30)
 
     def teardown(self) -> None:
         processes.stop([self._process], grace=0)

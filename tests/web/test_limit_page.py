@@ -77,12 +77,20 @@ def test_parked_tasks_are_shown_in_pages(app: Celery) -> None:
     assert looks.parked("stripe", "unknown", 1)["rows"] == []
 
 
-def test_task_is_explained_as_on_the_command_line(read_only: Server, app: Celery) -> None:
+def test_task_is_explained_as_on_the_command_line_and_its_arguments_are_json_text(
+    read_only: Server, app: Celery
+) -> None:
     park(app, "stripe", 3)
     answer = read_only.get("/task?id=stripe--2")
     assert (answer.status, is_hardened(answer)) == (200, True)
     assert "shop.charge[stripe--2] is parked at place 3 of 3 of limit &#39;stripe&#39;." in answer.text
     assert '<a href="/limit?name=stripe">' in answer.text
+    park(app, "stripe", 1, task=SCRIPT, ids=["odd"])
+    assert SCRIPT not in read_only.get("/task?id=odd").text
+    answer = read_only.get("/parked?name=stripe")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert json.loads(answer.text)["rows"][3][4] == SCRIPT
 
 
 def test_task_id_may_be_any_text_of_bounded_length(read_only: Server) -> None:
@@ -94,16 +102,6 @@ def test_task_id_may_be_any_text_of_bounded_length(read_only: Server) -> None:
     for query in ("", "?id=", "?id=%20", f"?id={'x' * 1001}", "?id=%ff", "?id=%ed%a0%80"):
         assert read_only.get(f"/task{query}").status == 400, query
     assert len(read_only.said) == 1, "no stack traces"
-
-
-def test_arguments_of_tasks_are_shown_as_text(read_only: Server, app: Celery) -> None:
-    """Arguments and names of tasks are sent as JSON, which the page shows as text."""
-    park(app, "stripe", 1, task=SCRIPT)
-    answer = read_only.get("/parked?name=stripe")
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert json.loads(answer.text)["rows"][0][4] == SCRIPT
-    assert SCRIPT not in read_only.get("/task?id=stripe--0").text
 
 
 def test_invalid_page_number_is_an_error(read_only: Server) -> None:

@@ -149,14 +149,11 @@ def test_requests_for_other_hosts_are_refused(read_only: Server, path: str) -> N
         assert (answer.status, is_hardened(answer), b"stripe" in answer.body) == (403, True, False), host
 
 
-def test_names_of_loopback_are_accepted(read_only: Server) -> None:
+def test_request_needs_one_host_of_loopback(read_only: Server) -> None:
     for host in ("localhost", "LOCALHOST:5556", "127.0.0.1:1", "[::1]:5556"):
         assert read_only.get("/", Host=host).status == 200, host
-
-
-def test_request_without_exactly_one_host_is_refused(read_only: Server) -> None:
-    assert read_only.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n").startswith(b"HTTP/1.1 400")
-    assert read_only.raw(b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 400")
+    for head in (b"HTTP/1.1\r\nHost: localhost\r\nHost: evil.example", b"HTTP/1.0"):
+        assert read_only.raw(b"GET / " + head + b"\r\n\r\n").startswith(b"HTTP/1.1 400"), head
 
 
 @pytest.mark.parametrize("more", [{"allowed_hosts": frozenset({"https://a"})}, {"allowed_hosts": frozenset({"*"})}])

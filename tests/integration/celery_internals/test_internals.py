@@ -160,20 +160,9 @@ CONTAINS: list[tuple[Any, ...]] = [
     (virtual.Channel.basic_qos, "self.qos.prefetch_count = prefetch_count"),
     (virtual.Channel.qos, "self._qos = self.QoS(self)"),
     (RedisChannel._brpop_start, "self._queue_cycle"),
-    # Celery's own rate limit.
-    (strategy.default, "limit_task = consumer._limit_task", "limit_post_eta = consumer._limit_post_eta"),
-    (strategy.default, "return limit_task(req, bucket, 1)", "eta, limit_post_eta, (req, bucket, 1)"),
-    # A channel that the broker closes is opened again without its consumers (end_connection_with).
-    (amqp.Channel._on_close, "self._do_revive()", "raise error_for_code("),
-    (amqp.Channel._setup_listeners, "spec.Channel.Close: self._on_close", "spec.Basic.Cancel: self._on_basic_cancel"),
-    (amqp.Channel._on_basic_cancel, "raise ConsumerCancelled("),
-    (AbstractChannel.dispatch_method, "listeners = [self._callbacks[method_sig]]"),
-    (virtual.Channel.close, "restore_unacked_once()"),
-    (virtual.Transport._reject_inbound_message, "for channel in self.channels:"),
     # Publisher.
     (AbstractChannel.wait, "already closed"),
     (amqp.Channel.collect, "self.connection = self.connection, None"),
-    (amqp.Channel._on_basic_return, "self.events.get('basic_return')"),
     (amqp.Channel.basic_qos, "spec.Basic.Qos, argsig, (prefetch_size, prefetch_count, a_global),", "argsig='lBb'"),
     # models_of.
     (base.pydantic_wrapper, "returned_value = task_fun(*bound_args.args, **bound_args.kwargs)"),

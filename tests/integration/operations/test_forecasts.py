@@ -129,7 +129,10 @@ def test_pause_without_an_end_has_no_forecast(app: Celery, run: Run) -> None:
     assert status(app, "api").forecast.reason == "paused until resumed"
     assert run("status").output.splitlines()[1].endswith(" until resumed")
     shown = [run("status", "api").output, run("explain", id).output, run("parked", "api").output]
-    assert "When it will start is not known: paused until resumed." in shown[1]
+    assert re.search("The limit is paused by .+ until resumed.\nWhen it will start is not known: paused", shown[1])
+    assert shown[1].endswith(": paused until resumed.\n")
+    assert shown[2].splitlines()[1].endswith(" ?")
+    assert json.loads(run("explain", id, "--json").output)["forecast"]["seconds"] is None
     assert "99999" not in "".join(shown)
     assert displayed(app, "api") == [None, "?", None, None]
 
@@ -220,6 +223,8 @@ def test_share_of_weight_0_has_no_forecast(app: Celery, run: Run) -> None:
     assert status(app, "crm").forecast.reason == why
     assert why in run("status").output
     assert f"When it will start is not known: {why}." in run("explain", ids[0]).output
+    explained = json.loads(run("explain", ids[0], "--json").output)
+    assert (explained["forecast"]["seconds"], explained["weight"]) == (None, 0.0)
     assert re.search(
         "backlog           share x: 30 parked, the oldest for .*, next turn not known: its weight is 0",
         run("status", "crm").output,
