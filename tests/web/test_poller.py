@@ -113,3 +113,16 @@ def test_browser_that_does_not_read_is_disconnected() -> None:
         assert not made._subjects
 
     run(main)
+
+
+def test_close_ends_all_event_streams() -> None:
+    async def main() -> None:
+        made = Poller(saying({"a": 1}), "the store")
+        events = [made.events("") for _ in range(3)]
+        for each in events:
+            await anext(each)
+        made.close()
+        for each in events:
+            assert [event async for event in each] == []
+
+    run(main)
