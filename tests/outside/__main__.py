@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import celery
 from rich.console import Console
 
-from tests.outside.differences import DIFFERENCES
-from tests.outside.selection import ALL, PART
+from tests.outside.selection import ALL, DIFFERENCES, PART
 from tests.outside.source import CACHE
 from tests.outside.suite import Result, started
 

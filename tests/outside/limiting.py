@@ -1,4 +1,4 @@
-"""A pytest plugin: Celery's suite with :class:`~tests.outside.task.LimitedTask`, and how many deliveries it met.
+"""A pytest plugin: Celery's suite with :class:`LimitedTask`, and how many deliveries it met.
 
 A suite that waits for each result would seldom find its limit closed. So somebody else has a hand in the quota: just
 before a message meets the gate for the first time, another client takes the permit that may be there.
@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery
 from celery.signals import task_received
 
-from celery_ratelimit import Limiter
+from celery_ratelimit import Limit, Limiter, RateLimitedTask
 from celery_ratelimit.signals import task_throttled
-from tests.outside.task import LimitedTask
+
+
+class LimitedTask(RateLimitedTask):
+    """All tasks of the suite share one quota, so that a chain's second step is too early as its first one ends."""
+
+    limits: ClassVar[Limit] = Limit("25/s", name="suite")
+    #: A task that is a little too early is sent back, too.
+    inline_wait = 0.0
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,19 +23,11 @@ PROJECT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Result:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        outcomes: ``passed``, ``failed`` or ``skipped``, by test.
-        reasons: what pytest says about each that failed.
-        received: tasks that the worker was to limit, each once a retry.
-        throttled: those of them that were throttled.
-        seconds: how long it took.
-    """
-
-    outcomes: dict[str, str]
-    reasons: dict[str, str]
-    received: int
+    outcomes: dict[str, str]  # ``passed``, ``failed`` or ``skipped``, by test
+    reasons: dict[str, str]  # what pytest says about each that failed
+    received: int  # tasks that the worker was to limit, each once a retry
     throttled: int
     seconds: float
 
@@ -46,35 +38,33 @@ class Result:
 class Run:
     """A run that has begun; its log is in ``log``."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self.name = name
-        self.log, self._record = _files(name)
-        self._process = process
+    def __init__(self, name: str) -> None:
+        self.log, self.record = CACHE / f"{name}.log", CACHE / f"{name}.json"
+        self.record.unlink(missing_ok=True)
+        self.process: subprocess.Popen[bytes]
 
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def result(self) -> Result:
         """Wait for its end. RuntimeError if pytest itself broke down."""
-        self._process.wait()
-        if not self._record.exists():
+        self.process.wait()
+        if not self.record.exists():
             raise RuntimeError(f"pytest has left no record, see {self.log}")
-        record = json.loads(self._record.read_text())
-        return Result(**record)
+        return Result(**json.loads(self.record.read_text()))
 
 
 @contextlib.contextmanager
 def started(name: str, tests: Sequence[str], *, limited: bool) -> Iterator[Run]:
     """Begin a run of ``tests``, with our task class if ``limited``. At the end of the block nothing of it is left."""
     suite, packages = fetch()
-    log, record = _files(name)
-    record.unlink(missing_ok=True)
+    run = Run(name)
     plugins = ["no:cacheprovider", "no:celery", "celery.contrib.pytest", "tests.outside.recording"]
     if limited:
         plugins.append("tests.outside.limiting")
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-ra"]
     command += [argument for plugin in plugins for argument in ("-p", plugin)]
-    with embedded_server() as server, log.open("wb") as output:
+    with embedded_server() as server, run.log.open("wb") as output:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PROJECT), str(packages)]),
@@ -83,9 +73,9 @@ def started(name: str, tests: Sequence[str], *, limited: bool) -> Iterator[Run]:
             "REDIS_HOST": "127.0.0.1",
             "REDIS_PORT": str(server.port),
             "WORKER_LOGLEVEL": "INFO",
-            RECORD: str(record),
+            RECORD: str(run.record),
         }
-        process = subprocess.Popen(
+        run.process = subprocess.Popen(
             [*command, *tests],
             cwd=suite,
             env=environment,
@@ -94,10 +84,6 @@ def started(name: str, tests: Sequence[str], *, limited: bool) -> Iterator[Run]:
             start_new_session=True,
         )
         try:
-            yield Run(name, process)
+            yield run
         finally:
-            processes.stop([process])
-
-
-def _files(name: str) -> tuple[Path, Path]:
-    return CACHE / f"{name}.log", CACHE / f"{name}.json"
+            processes.stop([run.process])

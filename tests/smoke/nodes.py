@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -35,21 +33,14 @@ class LocalServer:
 
 
 class LocalWorker:
-    """A worker, started with the ordinary command.
-
-    Args:
-        number: of this worker among those of the test.
-        directory: for its log.
-        env: what it is told of its broker and backend.
-    """
+    """A worker, started with the ordinary command, which has its log in ``directory``."""
 
     def __init__(self, number: int, directory: Path, env: dict[str, str]) -> None:
         self.name, self.id = f"worker{number}", f"host{number}"
-        self._log, self._env = directory / f"{self.name}.log", env
-        self._earlier = ""
-        self._start()
-
-    # -- What CeleryTestWorker asks ----------------------------------------------------------------------------------
+        self._log = directory / f"{self.name}.log"
+        command = [sys.executable, "-m", "celery", "-A", "tests.smoke.app", "worker", "-c", "2", "--without-mingle"]
+        command += ["-l", self.log_level(), "-n", f"{self.name}@{self.id}", "-Q", self.worker_queue()]
+        self._process = processes.spawn(command, self._log, env)
 
     def version(self) -> str:
         return str(celery.__version__)
@@ -71,40 +62,11 @@ class LocalWorker:
         pass
 
     def ready(self) -> bool:
-        until(lambda: " ready." in self._written(), 40, f"{self.name} being ready")
+        until(lambda: " ready." in self.logs(), 40, f"{self.name} being ready")
         return True
 
     def logs(self) -> str:
-        return self._earlier + self._written()
-
-    def kill(self, signal: str) -> None:
-        """To every process of the worker, or for it to stop in order."""
-        number = _number(signal)
-        if number == _number("SIGTERM"):
-            self._process.send_signal(number)
-        else:
-            os.killpg(self._process.pid, number)
-        self._process.wait(30)
-
-    def restart(self, timeout: float) -> None:
-        processes.stop([self._process], grace=timeout)
-        self._earlier = self.logs()
-        self._start()
+        return self._log.read_text(errors="replace")
 
     def teardown(self) -> None:
         processes.stop([self._process], grace=0)
-
-    def _start(self) -> None:
-        command = [sys.executable, "-m", "celery", "-A", "tests.smoke.app", "worker", "-c", "2", "--without-mingle"]
-        self._process = processes.spawn(
-            [*command, "-l", self.log_level(), "-n", f"{self.name}@{self.id}", "-Q", self.worker_queue()],
-            self._log,
-            self._env,
-        )
-
-    def _written(self) -> str:
-        return self._log.read_text(errors="replace")
-
-
-def _number(name: str) -> int:
-    return int(getattr(signal, name))

@@ -13,8 +13,7 @@ from celery import Celery
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.web.looks import Looks
-from tests.conftest import PATIENT
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import until
 from tests.shop import make_app, park
 from tests.web.server import TOKEN, Server, page_of
 
@@ -169,30 +168,6 @@ def test_missing_web_server_says_what_to_install(server: EmbeddedServer, tmp_pat
         pass
 
 
-@pytest.mark.slow
-def test_work_of_a_fleet_is_shown(read_only: Server, server: EmbeddedServer, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.paged") as fleet, read_only.listening("/events") as events:
-        fleet.start()
-        for number in range(600):
-            fleet.sender.send_task("shop.charge", args=(number,))
-        words, used = set[str](), 0
-        for said in events:
-            stripe = said.get("parts", {}).get("limit stripe")
-            if stripe is not None:
-                words.add(stripe["word"])
-                used = max(used, stripe["share"])
-                if used >= 8 and stripe["word"] == "idle":
-                    break
-        assert "backlogged" in words, "600 at 100 a second wait in the store"
-        with read_only.listening("/events?limit=stripe") as of_one:
-            parts = next(of_one)["parts"]
-        assert parts["users"]["task"][0][0] == "shop.charge"
-        assert (
-            sum(int(number.replace(",", "")) for what, number in parts["results"] if what in ("acquired", "waited"))
-            > 500
-        )
-
-
 def test_page_that_allows_changes_has_a_token_unless_switched_off(server: EmbeddedServer) -> None:
     with page_of(server.url, "--allow-changes") as page:
         token = page.said[0].split()[1]
@@ -213,15 +188,3 @@ def test_termination_disconnects_browsers(server: EmbeddedServer) -> None:
             page.process.terminate()
             assert list(events) is not None
         page.process.wait(60)
-
-
-def test_documented_rights_are_enough_for_the_page(server: EmbeddedServer, store: redis.Redis) -> None:
-    from tests.integration.store.helpers import rights
-
-    store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
-    try:
-        app = app_on(server)
-        app.conf.ratelimit_url = server.url.replace("redis://", "redis://operator:secret@") + PATIENT
-        assert "limit stripe" in Looks(app).at("")
-    finally:
-        store.execute_command("ACL", "DELUSER", "operator")

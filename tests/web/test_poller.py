@@ -115,21 +115,6 @@ def test_browser_that_does_not_read_is_disconnected() -> None:
     run(main)
 
 
-def test_reads_end_with_the_last_browser() -> None:
-    looks: list[str] = []
-
-    async def main() -> None:
-        made = Poller(lambda name: looks.append(name) or {"n": len(looks)}, "the store")
-        await first(made.events(""), 3)
-        while made._task is not None:
-            await asyncio.sleep(0)
-        before = len(looks)
-        await first(made.events("again"), 1)
-        assert set(looks[before:]) == {"again"}
-
-    run(main)
-
-
 def test_close_ends_all_event_streams() -> None:
     async def main() -> None:
         made = Poller(saying({"a": 1}), "the store")

@@ -143,20 +143,15 @@ def test_no_more_messages_are_received_than_the_prefetch_allows(
     assert len(worker.noted()) == come
 
 
-def test_further_messages_have_the_priority_of_the_first(server: EmbeddedServer, store: redis.Redis) -> None:
-    with Connection(server.url, transport_options={"priority_steps": [0, 3, 6, 9]}) as connection:
+def test_priorities_and_the_global_key_prefix_are_used(server: EmbeddedServer, store: redis.Redis) -> None:
+    """Further messages have the priority of the first."""
+    options = {"priority_steps": [0, 3, 6, 9], "global_keyprefix": "app:"}
+    with Connection(server.url, transport_options=options) as connection:
         worker = Worker(connection, store)
         worker.publish(*range(5), priority=9)
         worker.publish(*range(10, 13), priority=0)
         worker.publish(*range(20, 22), priority=4)
         assert [worker.turn() for _ in range(3)] == [[10, 11, 12], [20, 21], [0, 1, 2, 3, 4]]
-
-
-def test_global_key_prefix_is_used(server: EmbeddedServer, store: redis.Redis) -> None:
-    with Connection(server.url, transport_options={"global_keyprefix": "app:"}) as connection:
-        worker = Worker(connection, store)
-        worker.publish(*range(4))
-        assert worker.turn() == [0, 1, 2, 3]
         assert worker.noted("app:") == {message.delivery_tag for message in worker.come}
         assert {key.split(":")[0] for key in store.keys("*")} == {"app"}
 

@@ -19,20 +19,19 @@ from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import RecoverableConnectionError
 from celery import Celery, signals
 from celery.app import base
-from celery.app.amqp import AMQP, Queues
+from celery.app.amqp import Queues
 from celery.app.task import Context
 from celery.app.task import Task as CeleryTask
 from celery.apps import worker
 from celery.concurrency import eventlet, gevent, prefork
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import BasePool
-from celery.events import EventDispatcher
 from celery.events.event import group_from
 from celery.events.state import State
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
 from celery.worker import WorkController, autoscale, loops, request, state, strategy
-from celery.worker.consumer import consumer, events
+from celery.worker.consumer import consumer
 from celery.worker.consumer.gossip import Gossip
 from celery.worker.consumer.tasks import Tasks
 from kombu import Connection, Exchange, Producer, Queue
@@ -72,14 +71,8 @@ def source(thing: object) -> str:
 
 #: What ``_celery`` relies on, the code of Celery or kombu, and texts that its source must contain.
 CONTAINS: list[tuple[Any, ...]] = [
-    # Every path to the pool reads consumer.on_task_request when it is called.
-    (strategy.default, "handle = consumer.on_task_request", "handle(req)"),
-    (consumer.Consumer.apply_eta_task, "self.on_task_request(task)"),
+    # A task that Celery itself held goes to the gate; the time limits of greenlets are reported by a callback.
     (consumer.Consumer._limit_move_to_pool, "self.on_task_request(request)"),
-    (Tasks.start, "c.update_strategies()"),
-    # The pool reports beginning, end and time limit of a task by callbacks.
-    (request.create_request_cls, "apply_async = pool.apply_async", "callback=self.on_success"),
-    (request.create_request_cls, "error_callback=self.on_failure", "accept_callback=self.on_accepted"),
     (request.create_request_cls, "timeout_callback=self.on_timeout"),
     ("celery.concurrency.gevent", "return timeout_callback(False, timeout)"),
     (WorkController._process_task, "except TaskRevokedError:"),
@@ -94,12 +87,6 @@ CONTAINS: list[tuple[Any, ...]] = [
     # A cancelled timer stays in the queue until its time.
     (KombuTimer.cancel, "tref.cancel()"),
     (KombuTimer._enter, "push(self._queue, scheduled(eta, priority, entry))"),
-    # What a task finds in its request.
-    (request.Request.__init__, "'delivery_info': self._delivery_info"),
-    (request.Request.__init__, "'properties': properties"),
-    (request.create_request_cls, "self.request_dict"),
-    (request.Request.request_dict, "return self._request_dict"),
-    (request.Request.delivery_info, "return self._delivery_info"),
     # Pools of greenlets, and their timers.
     *((pool.on_start, "self._pool = self.Pool(self.limit)") for pool in (gevent.TaskPool, eventlet.TaskPool)),
     *((pool.grow, "self._pool.size") for pool in (gevent.TaskPool, eventlet.TaskPool)),
@@ -137,8 +124,6 @@ CONTAINS: list[tuple[Any, ...]] = [
     (KombuConsumer._basic_consume, "queue.consume(tag, self._receive_callback"),
     (KombuConsumer._consume_queues, "self._basic_consume("),
     (RedisChannel.basic_cancel, "in_protected_read"),
-    (AMQP.TaskConsumer, "return self.Consumer("),
-    (Tasks.start, "c.task_consumer = c.app.amqp.TaskConsumer("),
     (Tasks.stop, "c.task_consumer.cancel"),
     (consumer.Consumer.cancel_task_queue, "self.task_consumer.cancel_by_queue("),
     # end_revoked does what Celery does, with the state stored in a thread.
@@ -164,8 +149,6 @@ CONTAINS: list[tuple[Any, ...]] = [
     (MultiChannelPoller.on_readable, "chan.handlers[type]()", "chan.qos.can_consume()"),
     # A channel makes a client for each command (reuse_client).
     (RedisChannel.conn_or_acquire, "yield self._create_client()"),
-    (RedisChannel._create_client, "'connection_pool': self.pool"),
-    (RedisChannel.pool, "self._pool = self._get_pool()"),
     (RedisChannel._size, "for pri in self.priority_steps:", "pipe = pipe.llen(self._q_for_pri(queue, pri))"),
     (pyamqp.Message.__init__, "delivery_info=msg.delivery_info"),
     # Each channel counts and asks by itself: return queues, and pause_while.
@@ -177,20 +160,9 @@ CONTAINS: list[tuple[Any, ...]] = [
     (virtual.Channel.basic_qos, "self.qos.prefetch_count = prefetch_count"),
     (virtual.Channel.qos, "self._qos = self.QoS(self)"),
     (RedisChannel._brpop_start, "self._queue_cycle"),
-    # Celery's own rate limit.
-    (strategy.default, "limit_task = consumer._limit_task", "limit_post_eta = consumer._limit_post_eta"),
-    (strategy.default, "return limit_task(req, bucket, 1)", "eta, limit_post_eta, (req, bucket, 1)"),
-    # A channel that the broker closes is opened again without its consumers (end_connection_with).
-    (amqp.Channel._on_close, "self._do_revive()", "raise error_for_code("),
-    (amqp.Channel._setup_listeners, "spec.Channel.Close: self._on_close", "spec.Basic.Cancel: self._on_basic_cancel"),
-    (amqp.Channel._on_basic_cancel, "raise ConsumerCancelled("),
-    (AbstractChannel.dispatch_method, "listeners = [self._callbacks[method_sig]]"),
-    (virtual.Channel.close, "restore_unacked_once()"),
-    (virtual.Transport._reject_inbound_message, "for channel in self.channels:"),
     # Publisher.
     (AbstractChannel.wait, "already closed"),
     (amqp.Channel.collect, "self.connection = self.connection, None"),
-    (amqp.Channel._on_basic_return, "self.events.get('basic_return')"),
     (amqp.Channel.basic_qos, "spec.Basic.Qos, argsig, (prefetch_size, prefetch_count, a_global),", "argsig='lBb'"),
     # models_of.
     (base.pydantic_wrapper, "returned_value = task_fun(*bound_args.args, **bound_args.kwargs)"),
@@ -200,17 +172,6 @@ CONTAINS: list[tuple[Any, ...]] = [
     (WorkController.wait_for_soft_shutdown, "sleep(app.conf.worker_soft_shutdown_timeout)"),
     (worker.on_cold_shutdown, "worker.wait_for_soft_shutdown()"),
     (billiard.pool.Worker.contribute_to_object, "obj.outqR_fd = self.outq._reader.fileno()"),
-    # Autoscaling.
-    (autoscale.Autoscaler.qty, "len(state.reserved_requests)"),
-    (autoscale.Autoscaler.body, "self.maybe_scale()"),
-    (autoscale.Autoscaler._maybe_scale, "self.qty"),
-    # The banner, which is made after the consumer.
-    (worker.Worker.emit_banner, "self.extra_info() or ''"),
-    (worker.Worker.on_start, "self.emit_banner()"),
-    # Events.
-    (events.Events.start, "dis = c.event_dispatcher = c.app.events.Dispatcher("),
-    (request.Request.send_event, "self._eventer.send(type, uuid=self.id, **fields)"),
-    (EventDispatcher.send, "groups, group = self.groups, group_from(type)"),
     # note_arrived makes an unhashable shadow a text.
     (state.task_accepted, "{request.name: 1}"),
     # SQS creates a queue that is declared passively, and uses its own visibility timeout.
@@ -253,20 +214,16 @@ def test_sources_contain_what_we_rely_on() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (hub.Hub.fire_timers, {"max_timers"}),
-        (KombuConsumer._basic_consume, {"nowait"}),
-        (Producer.publish, {"mandatory"}),
-        (AbstractChannel.send_method, {"wait"}),
-    ],
-)
-def test_functions_have_parameters(function: Any, parameters: set[str]) -> None:
-    assert parameters <= set(inspect.signature(function).parameters)
+PARAMETERS: dict[Any, set[str]] = {
+    hub.Hub.fire_timers: {"max_timers"},
+    KombuConsumer._basic_consume: {"nowait"},
+    Producer.publish: {"mandatory"},
+    AbstractChannel.send_method: {"wait"},
+}
 
 
 def test_classes_and_attributes_are_what_we_rely_on() -> None:
+    assert [each for each, names in PARAMETERS.items() if not names <= set(inspect.signature(each).parameters)] == []
     assert isinstance(BasePool.num_processes, property)
     assert issubclass(prefork.TaskPool, BasePool)
     assert (BasePool.is_green, gevent.TaskPool.is_green, eventlet.TaskPool.is_green) == (False, True, True)
@@ -285,18 +242,23 @@ def test_classes_and_attributes_are_what_we_rely_on() -> None:
     assert request.send_revoked == signals.task_revoked.send
     # Since kombu 5.7 the hub is woken by call_soon; before, a worker that waits for a lease asks 4 times a second.
     assert hasattr(hub.Hub(), "_wake_pending") == ("_wake_pending" in source(hub.Hub.call_soon))
+    known = LimitedSet(maxlen=10)
+    known.add("one")
+    known.add("two")
+    assert list(known._data) == ["one", "two"]
+    assert isinstance(state.revoked, LimitedSet)
+    assert [Queues(create_missing=each).create_missing for each in (True, False)] == [True, False]
+    assert to_rabbitmq_queue_arguments({"x-a": 1}, message_ttl=2.5) == {"x-a": 1, "x-message-ttl": 2500}
+    assert to_rabbitmq_queue_arguments({"x-message-ttl": 7}, message_ttl=None) == {"x-message-ttl": 7}
+    assert source(RedisQoS.ack).count("\n") == 3
+    append = source(RedisQoS.append)
+    assert list(inspect.signature(RedisQoS.append).parameters) == ["self", "message", "delivery_tag"]
+    assert list(inspect.signature(RedisChannel._create_client).parameters) == ["self", "asynchronous"]
+    assert append.count("self.pipe_or_acquire()") == append.count("execute()") == 1, "one client for a message"
     message = Message(channel=None)
     assert not message.acknowledged
     message._state = "ACK"
     assert message.acknowledged
-
-
-def test_redis_qos_uses_one_client_for_a_message() -> None:
-    assert source(RedisQoS.ack).count("\n") == 3
-    append = source(RedisQoS.append)
-    assert append.count("self.pipe_or_acquire()") == append.count("execute()") == 1
-    assert list(inspect.signature(RedisQoS.append).parameters) == ["self", "message", "delivery_tag"]
-    assert list(inspect.signature(RedisChannel._create_client).parameters) == ["self", "asynchronous"]
 
 
 def test_request_and_its_timer_refer_to_each_other() -> None:
@@ -321,14 +283,6 @@ def test_celery_announces_a_revoked_request_in_these_steps() -> None:
     assert lines.count("self.") == 9, "and nothing else"
 
 
-def test_revoked_ids_are_the_keys_of_a_dict() -> None:
-    known = LimitedSet(maxlen=10)
-    known.add("one")
-    known.add("two")
-    assert list(known._data) == ["one", "two"]
-    assert isinstance(state.revoked, LimitedSet)
-
-
 def test_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> None:
     def body() -> None: ...
 
@@ -351,25 +305,10 @@ def test_retry_publishes_no_permit() -> None:
     assert requests.PERMIT not in repr(options)
 
 
-def test_arguments_with_which_queues_are_declared() -> None:
-    assert [Queues(create_missing=each).create_missing for each in (True, False)] == [True, False]
-    assert to_rabbitmq_queue_arguments({"x-a": 1}, message_ttl=2.5) == {"x-a": 1, "x-message-ttl": 2500}
-    assert to_rabbitmq_queue_arguments({"x-message-ttl": 7}, message_ttl=None) == {"x-message-ttl": 7}
-
-
 def test_packaging_which_kombus_redis_transport_imports_is_a_requirement_of_ours() -> None:
     """It is a requirement of ``kombu[redis]``, and not of ``kombu``."""
     assert "from packaging.version import Version" in source(sys.modules[RedisChannel.__module__])
     assert "packaging" in (requires("celery-ratelimit") or ())
-
-
-def test_reserved_requests_are_those_that_have_not_ended() -> None:
-    assert "discard" in source(state.task_ready) or "discard" in source(state)
-    probe = type("Request", (), {"id": "x", "name": "n"})()
-    state.task_reserved(probe)
-    assert probe in state.reserved_requests
-    state.task_ready(probe)
-    assert probe not in state.reserved_requests
 
 
 def test_timer_shows_the_requests_that_wait_for_a_countdown() -> None:
@@ -453,20 +392,6 @@ def test_autoscaler_counts_reserved_requests_at_each_message() -> None:
     finally:
         state.reserved_requests.difference_update(received)
     Autoscaling(SimpleNamespace(controller=SimpleNamespace(autoscaler=None), hub=None)).update()
-
-
-def test_state_in_an_event_overrides_celerys_merge() -> None:
-    """``show_revoked_state``: the other way round it would be lost."""
-    state, times = State(), {"timestamp": 1.0, "local_received": 1.0, "clock": 1}
-
-    def shown(kind: str, **fields: Any) -> str:
-        state.event({"type": f"task-{kind}", "uuid": "t", "hostname": "w", **times, **fields})
-        return str(state.tasks["t"].state)
-
-    assert [shown("received"), shown("throttled")] == ["RECEIVED", "THROTTLED"]
-    assert shown("revoked") == "THROTTLED"
-    assert shown("revoked", state="REVOKED") == "REVOKED"
-    assert shown("received") == "REVOKED"
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Vienna"])

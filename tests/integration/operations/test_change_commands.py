@@ -9,15 +9,13 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import pytest
-import redis
 from celery import Celery
 from click.shell_completion import ShellComplete
 
 from celery_ratelimit import Concurrency
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.cli import ratelimit
-from tests.shop import Run, make_app
+from tests.shop import Run
 
 
 def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
@@ -59,21 +57,6 @@ def test_weight_is_set_shown_and_returned_to_the_code(run: Run, app: Celery) -> 
     assert shown == [["", "weight 2"], ["weight 2", ""]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("crm", "acme"), "which weight"),
-        (("crm", "acme", "much"), "'much' is neither a number nor 'code'"),
-        (("crm", "acme", "-1"), "-1"),
-        (("stripe", "acme", "1"), "not fair"),
-    ],
-)
-def test_invalid_weight_is_an_error(run: Run, app: Celery, arguments: tuple[str, ...], says: str) -> None:
-    app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}"}
-    result = run("weight", "--", *arguments)
-    assert (result.exit_code, says in result.output) == (2, True), result.output
-
-
 def test_reset_fills_the_bucket(run: Run, app: Celery) -> None:
     limiter_of(app).acquire("stripe", cost=5)
     limiter_of(app).pause("stripe", 60)
@@ -88,43 +71,6 @@ def test_history_breaks_no_line(run: Run, app: Celery) -> None:
     assert len(lines) == 2
     assert "a\\nb" in lines[1]
     assert "\\x1b[31mred" in lines[1]
-
-
-UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        *((f"{command} strpe", 2, UNKNOWN) for command in ("status", "pause", "history", "parked")),
-        ("parked x", 2, "No limit is called 'x'. There are 'e\\nmails', 'gpu', 'stripe', 'tenant'. (--force"),
-        ("set stripe 20", 2, "write 20/s, or 20/m"),
-        ("set stripe 20/x", 2, "cannot read the rate '20/x'"),
-        ("set stripe", 2, "set what? A RATE, --shadow or --no-shadow"),
-        ("set stripe 20/s --for soon", 2, "'soon' is no length of time"),
-        ("set stripe 20/s --key tenant:7", 2, "is not kept by key"),
-        ("reset tenant", 2, "is kept by key"),
-        ("explain unknown", 1, "is not known"),
-        ("release stripe unknown", 1, "1 of 1 are not parked there"),
-    ],
-)
-def test_invalid_command_is_an_error_of_one_line(run: Run, arguments: str, code: int, says: str) -> None:
-    found = run(*arguments.split())
-    assert (found.exit_code, says in found.output) == (code, True), found.output
-    assert "Traceback" not in found.output
-
-
-@pytest.mark.parametrize(
-    "arguments", ["status", "set stripe 1/s", "history stripe", "parked stripe", "explain x", "drain"]
-)
-def test_lost_store_is_an_error_of_one_line(run: Run, store: redis.Redis, arguments: str) -> None:
-    app = make_app("redis://127.0.0.1:1/0")
-    app.conf.ratelimit_url = "redis://:secret@127.0.0.1:1/0"
-    found = run(*arguments.split(), of=app)
-    assert found.exit_code == 1
-    assert found.output.startswith("Error: the store at redis://**@127.0.0.1:1/0 does not answer: "), found.output
-    assert len(found.output.splitlines()) == 1
-    assert "secret" not in found.output
 
 
 def test_shell_completes_names_of_limits(app: Celery) -> None:

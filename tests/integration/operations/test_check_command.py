@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,21 +19,26 @@ from tests.fleet_of import until
 from tests.shop import Run, make_app
 
 
-def test_check_of_a_fleet_lists_warnings(run: Run, app: Celery) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_check_of_a_fleet_lists_all_warnings(run: Run, app: Celery, lost: bool) -> None:
     app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "unused": "1/s"}
     app.tasks["shop.charge"].acks_late, app.tasks["shop.charge"].time_limit = True, 7200
     app.conf.ratelimit_tasks = {"shop.charge": [Limit("1/s", burst=50, name="dear", cost=20)]}
-    limiter = limiter_of(app)
-    limiter.set_rate("dear", Limit("1/s", burst=10))
-    found = run("check", "--fleet")
+    if lost:
+        app.conf.ratelimit_url = "redis://:secret@127.0.0.1:1/0"
+    else:
+        limiter_of(app).set_rate("dear", Limit("1/s", burst=10))
+    found = run("check", "--fleet", "--json")
     assert found.exit_code == 1
+    said = json.loads(found.stdout)
+    assert said["limits"]
     for part in (
         "no task and no queue has the quota 'unused'",
         "task 'shop.charge' has acks_late and may run for 7200 s",
-        "each of its calls costs 20: none can ever be granted",
         "no worker has answered",
+        "the store at redis://**@127.0.0.1:1/0 does not answer" if lost else "costs 20: none can ever be granted",
     ):
-        assert part in found.output, found.output
+        assert any(part in warning for warning in said["warnings"]), found.output
 
 
 def on_rabbitmq(queue: Queue, **options: Any) -> list[str]:

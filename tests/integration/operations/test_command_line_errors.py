@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,6 @@ from tests.shop import Run, make_app, park
 NOWHERE = "redis://:secret@127.0.0.1:1/0"
 
 
-def lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
-
-
 # -- Something is down -------------------------------------------------------------------------------------------------
 
 
@@ -42,21 +39,34 @@ def no_broker(server: EmbeddedServer, store: redis.Redis) -> Celery:
     return app
 
 
-@pytest.mark.parametrize("arguments", [["release", "stripe", "--yes"], ["release", "stripe", "stripe--1"], ["drain"]])
-def test_lost_broker_is_an_error_of_one_line_and_no_task_is_lost(
-    run: Run,
-    no_broker: Celery,
-    arguments: list[str],
+@pytest.fixture
+def full_broker(server: EmbeddedServer, store: redis.Redis) -> Iterator[Celery]:
+    with embedded_server() as full, redis.Redis.from_url(full.url) as client:
+        app = make_app(server.url, ratelimit_fleet="one")
+        park(app, "stripe", 5)
+        app.conf.broker_url = full.url
+        client.config_set("maxmemory", 1)
+        yield app
+
+
+@pytest.mark.parametrize(("broker", "says"), [("no_broker", "does not answer: "), ("full_broker", "refuses what ")])
+def test_unusable_broker_is_an_error_of_one_line_and_no_task_is_lost(
+    run: Run, store: redis.Redis, request: pytest.FixtureRequest, broker: str, says: str
 ) -> None:
-    found = run(*arguments, of=no_broker)
-    assert found.exit_code == 1
-    assert found.output.startswith("Error: the broker does not answer: "), found.output
-    assert len(lines(found.output)) == 1
-    assert "secret" not in found.output
-    assert json.loads(run("parked", "stripe", "--json", of=no_broker).output)["parked"] == 5
-    found = run("explain", "unknown", of=no_broker)
-    assert (found.exit_code, "the broker does not answer, so no worker was asked" in found.output) == (1, True)
-    assert "no worker that has answered has it" not in found.output
+    app = request.getfixturevalue(broker)
+    for arguments in ("release stripe stripe--1", "release stripe --yes", "drain"):
+        park(app, "tenant", 5, task="shop.sync")
+        found = run(*arguments.split(), of=app)
+        assert found.exit_code == 1
+        assert found.output.startswith(f"Error: the broker {says}"), found.output
+        assert len(found.output.splitlines()) == 1
+        assert "secret" not in found.output
+    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:in_flight@one")) == 10
+    for arguments in ("explain unknown", "check --fleet"):
+        found = run(*arguments.split(), of=app)
+        assert (found.exit_code, "so no worker was asked" in found.output) == (1, True), found.output
+        assert "no worker that has answered has it" not in found.output
+    assert "  queued            ? (celery)" in run("status", "stripe", of=app).output or broker == "full_broker"
 
 
 @pytest.mark.parametrize(
@@ -79,26 +89,14 @@ def test_hung_broker_is_waited_for_a_bounded_time(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["release", "stripe", "--yes"], "Error: the broker refuses what it was told: "),
-        (["drain"], "Error: the broker refuses what it was told: "),
-        (["explain", "unknown"], "so no worker was asked"),
-        (["check", "--fleet"], "so no worker was asked"),
-    ],
+    "arguments", ["status", "set stripe 1/s", "history stripe", "parked stripe", "explain x", "drain"]
 )
-def test_full_broker_is_an_error_of_one_line(
-    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
-) -> None:
-    with embedded_server() as full, redis.Redis.from_url(full.url) as client:
-        app = make_app(server.url, ratelimit_fleet="one")
-        park(app, "stripe", 5)
-        app.conf.broker_url = full.url
-        client.config_set("maxmemory", 1)
-        found = run(*arguments, of=app)
-        assert found.exit_code == 1
-        assert says in found.output, found.output
-    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:in_flight@one")) == 5
+def test_lost_store_is_an_error_of_one_line(run: Run, app: Celery, arguments: str) -> None:
+    app.conf.ratelimit_url = NOWHERE
+    found = run(*arguments.split())
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: the store at redis://**@127.0.0.1:1/0 does not answer: "), found.output
+    assert len(found.output.splitlines()) == 1
 
 
 #: As an operator writes it, and as it is shown.
@@ -121,7 +119,7 @@ def test_unreadable_broker_url_is_an_error_without_its_password(
     found = run(*arguments.split())
     assert (found.exit_code, found.output.startswith("Error: kombu cannot read the broker's URL ")) == (1, True), found
     assert BROKERS[url] in found.output
-    assert len(lines(found.output)) == 1
+    assert len(found.output.splitlines()) == 1
     assert "se/" not in found.output
     assert "cret" not in found.output
 
@@ -131,7 +129,7 @@ def test_invalid_task_id_is_an_error_of_one_line(run: Run, server: EmbeddedServe
     app = make_app(server.url)
     app.backend_cls = server.url  # which complains of such ids as its results are collected
     found = run(*arguments, of=app)
-    assert (found.exit_code, len(lines(found.output))) == (2, 1), found.output
+    assert (found.exit_code, len(found.output.splitlines())) == (2, 1), found.output
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -143,28 +141,17 @@ def test_top_goes_on_while_the_store_is_lost(
         app.conf.ratelimit_url = lost.url
         happens = [lost.freeze, *([lost.thaw] if comes_back else [])]
 
-        def sleep(_: float) -> None:
+        def sleep(seconds: float) -> None:
+            assert seconds == 0.5
             if not happens:
                 raise KeyboardInterrupt
             happens.pop(0)()
 
         monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
-        found = run("top", of=app)
+        found = run("top", "--every", "0.5", of=app)
     assert found.exit_code == 0, found.output
     assert "stripe" in found.output
     assert ("The store does not answer; this was so at " in found.output) is not comes_back
-
-
-def test_check_of_a_fleet_reports_a_lost_store_beside_other_warnings(run: Run, app: Celery) -> None:
-    app.conf.ratelimit_url = NOWHERE
-    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "unused": "1/s"}
-    found = run("check", "--fleet", "--json")
-    assert found.exit_code == 1
-    said = json.loads(found.stdout)
-    assert any("the store at redis://**@127.0.0.1:1/0 does not answer" in warning for warning in said["warnings"])
-    assert any("the quota 'unused'" in warning for warning in said["warnings"])
-    assert any("no worker has answered" in warning for warning in said["warnings"]), "they are asked all the same"
-    assert said["limits"]
 
 
 def command(*arguments: str, of: str, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -187,7 +174,7 @@ def test_tasks_that_cannot_be_imported_are_an_error_of_one_line(tmp_path: Path, 
     (tmp_path / "late_tasks.py").write_text("\nimport no_such_module\n")
     found = command(*arguments, of="late", path=tmp_path)
     assert found.returncode == 1
-    (line,) = lines(found.stderr)
+    (line,) = found.stderr.splitlines()
     assert line.startswith("Error: the tasks of the app cannot be imported: ModuleNotFoundError")
     assert "no_such_module" in line
     assert line.endswith("late_tasks.py:2)")
@@ -205,7 +192,7 @@ def test_app_whose_only_limit_is_misspelt_is_an_error(tmp_path: Path) -> None:
     )
     found = command("check", of="shop", path=tmp_path)
     assert found.returncode == 1
-    assert lines(found.stderr) == [
+    assert found.stderr.splitlines() == [
         "Error: task 'shop.charge': there is no option limit= (limit='100/s'), and nothing limits the task: "
         "did you mean limits=?"
     ]
@@ -222,28 +209,43 @@ def test_names_with_control_characters_break_no_line(run: Run, app: Celery) -> N
     for arguments in (["reset", "strpe"], ["status", "x\ny"], ["parked", "x\ny"]):
         found = run(*arguments)
         assert found.exit_code == 2
-        assert len(lines(found.output)) == 1, found.output
+        assert len(found.output.splitlines()) == 1, found.output
         assert "\x1b" not in found.output
 
 
+PLACES = "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"
+UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "code", "says"),
     [
-        (["stripe", "20"], "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
-        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
-        (["gpu", "99999999999"], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
-        (["gpu", "9" * 5000], "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"),
-        (["stripe", "9" * 5000], "cannot read the rate '9999"),
-        (["stripe", "0/s"], "the rate '0/s' would never let anything through. To stop everything, pause the limit"),
-        (["stripe", "1/s", "--reason", "x" * 201], "(201 characters) must be a text of at most 200 characters"),
-        (["gpu", "--", "-1"], "gpu is 4 at once in the code: write how many places"),
-        (["gpu", "5", "--burst", "3"], "burst=3 is for a rate, and 5 is a number of places"),
-        (["gpu", "0"], "gpu is 4 at once in the code: write how many places"),
+        *((f"{command} strpe", 2, UNKNOWN) for command in ("status", "pause", "history", "parked")),
+        ("parked x", 2, "No limit is called 'x'. There are 'e\\nmails', 'gpu', 'stripe', 'tenant'. (--force"),
+        ("set stripe 20", 2, "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
+        ("set stripe 20/x", 2, "cannot read the rate '20/x'"),
+        ("set stripe " + "9" * 5000, 2, "cannot read the rate '9999"),
+        ("set stripe 0/s", 2, "the rate '0/s' would never let anything through. To stop everything, pause the limit"),
+        ("set stripe", 2, "set what? A RATE, --shadow or --no-shadow"),
+        ("set stripe 20/s --for soon", 2, "'soon' is no length of time"),
+        ("set stripe 20/s --key tenant:7", 2, "is not kept by key"),
+        ("set stripe 1/s --reason " + "x" * 201, 2, "(201 characters) must be a text of at most 200 characters"),
+        *((f"set gpu {number}", 2, PLACES) for number in ("2/s", "0", "-- -1", "99999999999", "9" * 5000)),
+        ("set gpu 5 --burst 3", 2, "burst=3 is for a rate, and 5 is a number of places"),
+        ("weight crm acme", 2, "which weight"),
+        ("weight crm acme much", 2, "'much' is neither a number nor 'code'"),
+        ("weight -- crm acme -1", 2, "-1"),
+        ("weight stripe acme 1", 2, "not fair"),
+        ("reset tenant", 2, "is kept by key"),
+        ("explain unknown", 1, "is not known"),
+        ("release stripe unknown", 1, "1 of 1 are not parked there"),
     ],
 )
-def test_invalid_rate_or_number_says_what_to_write(run: Run, app: Celery, arguments: list[str], says: str) -> None:
-    found = run("set", *arguments)
-    assert (found.exit_code, says in found.output) == (2, True), found.output
+def test_invalid_command_is_an_error(run: Run, app: Celery, arguments: str, code: int, says: str) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "crm": {"rate": "10/s", "fair": "{tenant}"}}
+    found = run(*arguments.split())
+    assert (found.exit_code, says in found.output) == (code, True), found.output
+    assert "Traceback" not in found.output
 
 
 def test_end_in_the_far_future_is_shown_as_none(run: Run, app: Celery) -> None:

@@ -70,7 +70,18 @@ def metric(app: Celery, name: str) -> float | None:
     return registry.get_sample_value("celery_ratelimit_drain_seconds", {"limit": name})
 
 
-# -- No worker ---------------------------------------------------------------------------------------------------------
+def displayed(app: Celery, name: str) -> list[Any]:
+    """When the one backlog of a limit has drained: Python, page, Prometheus and lots."""
+    (lot,) = [lot for lot in ParkingLots(app).lots() if lot.name == name]
+    return [
+        status(app, name).drains_in,
+        Looks(app).at("")[f"limit {name}"]["drains in"],
+        metric(app, name),
+        lot.drains_in,
+    ]
+
+
+# -- Reasons -----------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_worker_no_display_shows_a_number(app: Celery, run: Run) -> None:
@@ -78,15 +89,12 @@ def test_without_a_worker_no_display_shows_a_number(app: Celery, run: Run) -> No
     assert status(app, "api").forecast.seconds is not None
     backlog_of(app).register.attend("w1", [], ["celery"], 0.0)
     why = r"no worker consumes queue 'celery' \(the last one stopped 0\.0 s ago\)"
-    found = status(app, "api")
-    assert (found.drains_in, re.fullmatch(why, found.forecast.reason) is not None) == (None, True), "at once"
+    assert re.fullmatch(why, status(app, "api").forecast.reason), "at once"
     assert re.search(rf"  \?  +backlogged, {why}$", run("status").output, re.MULTILINE)
     assert re.search(rf"  drains in         not known: {why}\n", run("status", "api").output)
     assert re.search(f"When it will start is not known: {why}", run("explain", ids[3]).output)
     assert run("parked", "api", "--number", "1").output.splitlines()[1].endswith("?")
-    assert Looks(app).at("")["limit api"]["drains in"] == "?"
-    assert metric(app, "api") is None
-    assert [lot.drains_in for lot in ParkingLots(app).lots()] == [None]
+    assert displayed(app, "api") == [None, "?", None, None]
 
 
 def test_killed_worker_counts_until_its_heartbeat_expires(app: Celery, clock: Clock) -> None:
@@ -115,6 +123,20 @@ def test_forecast_without_a_worker_of_the_queue_or_of_the_limit_gives_the_reason
     assert status(app, "api").forecast.reason == "no worker runs this limit"
 
 
+def test_pause_without_an_end_has_no_forecast(app: Celery, run: Run) -> None:
+    (id, *_) = park(app, "api", 40, task="call")
+    run("pause", "api")
+    assert status(app, "api").forecast.reason == "paused until resumed"
+    assert run("status").output.splitlines()[1].endswith(" until resumed")
+    shown = [run("status", "api").output, run("explain", id).output, run("parked", "api").output]
+    assert re.search("The limit is paused by .+ until resumed.\nWhen it will start is not known: paused", shown[1])
+    assert shown[1].endswith(": paused until resumed.\n")
+    assert shown[2].splitlines()[1].endswith(" ?")
+    assert json.loads(run("explain", id, "--json").output)["forecast"]["seconds"] is None
+    assert "99999" not in "".join(shown)
+    assert displayed(app, "api") == [None, "?", None, None]
+
+
 # -- Workers that are slow, and limits without a rate ------------------------------------------------------------------
 
 
@@ -141,34 +163,23 @@ def test_starts_before_a_pause_are_ignored(app: Celery, store: redis.Redis) -> N
     assert status(app, "api").forecast.seconds == pytest.approx(5, abs=1)
 
 
-@pytest.mark.parametrize(
-    ("ago", "reason"),
-    [(12.0, "no task has started for 10.0 s"), (0.0, "how fast tasks start is known 7 s later, by ratelimit_counts")],
-)
-def test_concurrency_limit_is_forecast_by_recent_starts(
-    app: Celery, store: redis.Redis, ago: float, reason: str
-) -> None:
-    park(app, "gpu", 20, task="train", ago=ago)
-    if ago:
-        assert reason in status(app, "gpu").forecast.reason
-        started(store, "gpu", 5.0, 10)
-        assert status(app, "gpu").forecast.seconds == pytest.approx(4.0, abs=0.5)
-    else:
-        started(store, "gpu", 5.0, 10)
-        assert status(app, "gpu").forecast.reason == reason
+def test_concurrency_limit_is_forecast_by_recent_starts(app: Celery, store: redis.Redis) -> None:
+    park(app, "gpu", 20, task="train", ago=12.0)
+    assert "no task has started for 10.0 s" in status(app, "gpu").forecast.reason
+    started(store, "gpu", 5.0, 10)
+    assert status(app, "gpu").forecast.seconds == pytest.approx(4.0, abs=0.5)
 
 
-@pytest.mark.parametrize(("name", "task", "seconds"), [("gpu", "call", 100), ("api", "call", 100)])
-def test_messages_at_the_broker_are_forecast_by_recent_starts(
-    app: Celery, store: redis.Redis, name: str, task: str, seconds: float
-) -> None:
-    """They are at the broker, and none is parked: a limit of places, or workers that start less than is allowed."""
+@pytest.mark.parametrize("name", ["gpu", "api"])
+def test_messages_at_the_broker_are_forecast_by_recent_starts(app: Celery, store: redis.Redis, name: str) -> None:
+    """None is parked: a limit of places, or workers that start less than is allowed."""
     store.rpush("celery", *["message"] * 200)
     backlog_of(app).register.attend("w1", ["celery"], [], 3600.0)
+    assert status(app, name).queued == 200
     assert "no task has started for 10.0 s" in status(app, name).forecast.reason
     started(store, name, 2.0, 20)
     forecast = status(app, name).forecast
-    assert forecast.seconds == pytest.approx(seconds)
+    assert forecast.seconds == pytest.approx(100)
     assert forecast.limited_by == ("workers start 2/s of 20/s allowed" if name == "api" else "")
     started(store, name, 20.0, 20)
     assert status(app, name).forecast.seconds == pytest.approx(10, abs=0.1), "all that is allowed"
@@ -177,41 +188,25 @@ def test_messages_at_the_broker_are_forecast_by_recent_starts(
         assert status(app, name).forecast.seconds == 0, "no permit is needed"
 
 
-# -- Pauses, keys and shares -------------------------------------------------------------------------------------------
+# -- Keys and shares ---------------------------------------------------------------------------------------------------
 
 
-def test_pause_without_an_end_has_no_forecast(app: Celery, run: Run) -> None:
-    (id, *_) = park(app, "api", 40, task="call")
-    run("pause", "api")
-    assert status(app, "api").forecast.reason == "paused until resumed"
-    assert run("status").output.splitlines()[1].endswith(" until resumed")
-    assert "When it will start is not known: paused until resumed." in run("explain", id).output
-    assert metric(app, "api") is None
-    assert "99999" not in run("status", "api").output + run("explain", id).output + run("parked", "api").output
-    (lot,) = ParkingLots(app).lots()
-    assert (lot.drains_in, lot.next_turn.seconds) == (None, None)
-
-
-def test_paused_key_counts_in_every_display(app: Celery, run: Run) -> None:
+def test_keys_with_settings_of_their_own_are_shown_and_the_slowest_counts(app: Celery, run: Run) -> None:
     for tenant, number in (("7", 10), ("8", 50), ("9", 5)):
         ids = park(app, "tenant", number, key=tenant, task="sync")
     limiter = limiter_of(app)
     limiter.pause("tenant", 3600, key="9")
     limiter.set_rate("tenant", "1/s", key="8")
     limiter.set_rate("tenant", "50/s", key="elsewhere", by="ann")
-    found = status(app, "tenant")
-    assert found.drains_in == pytest.approx(3601, abs=2)
+    assert status(app, "tenant").drains_in == pytest.approx(3601, abs=2)
     assert ParkingLots(app).explain(ids[-1]).forecast.seconds == pytest.approx(3601, abs=2)  # type: ignore[union-attr]
-    assert metric(app, "tenant") == pytest.approx(3601, abs=2)
-    assert max(lot.drains_in or 0 for lot in ParkingLots(app).lots()) == pytest.approx(3601, abs=2)
     assert "backlogged, 1 key paused, 2 with a rate of their own" in run("status").output
     lines = run("status", "tenant").output.splitlines()
     assert "  keys              1 key paused, 2 with a rate of their own" in lines
-    assert [line.split(":")[0] for line in lines if line.startswith("  key ")] == [
-        f"  key               {key}" for key in ("9", "8", "elsewhere")
-    ]
-    assert any("elsewhere: 50/s by ann" in line for line in lines)
-    assert any(re.search(r"9: 5/s \(code\), paused by .+ until \d", line) for line in lines)
+    paused, slow, elsewhere = [line.removeprefix(f"  {'key':<18}") for line in lines if line.startswith("  key ")]
+    assert re.match(r"9: 5/s \(code\), paused by .+ until \d", paused)
+    assert slow.startswith("8: ")
+    assert elsewhere.startswith("elsewhere: 50/s by ann")
     (told,) = json.loads(run("status", "tenant", "--json").output)
     assert (told["paused_keys"], told["rated_keys"], len(told["keys"])) == (1, 2, 3)
     limiter.resume("tenant", key="9")
@@ -228,13 +223,14 @@ def test_share_of_weight_0_has_no_forecast(app: Celery, run: Run) -> None:
     assert status(app, "crm").forecast.reason == why
     assert why in run("status").output
     assert f"When it will start is not known: {why}." in run("explain", ids[0]).output
-    assert metric(app, "crm") is None
-    assert "backlog           share x: 30 parked, the oldest for" in run("status", "crm").output
-    assert "next turn not known: its weight is 0" in run("status", "crm").output
+    explained = json.loads(run("explain", ids[0], "--json").output)
+    assert (explained["forecast"]["seconds"], explained["weight"]) == (None, 0.0)
+    assert re.search(
+        "backlog           share x: 30 parked, the oldest for .*, next turn not known: its weight is 0",
+        run("status", "crm").output,
+    )
     rows = json.loads(run("parked", "crm", "--json").output)["tasks"]
-    assert [row["task"]["share"] for row in rows] == ["y"] * 30 + ["x"] * 20
-    assert {row["turn"] is None for row in rows[30:]} == {True}
-    assert None not in [row["turn"] for row in rows[:30]]
+    assert [(row["task"]["share"], row["turn"] is None) for row in rows] == [("y", False)] * 30 + [("x", True)] * 20
     limiter_of(app).set_weight("crm", "x", 1)
     assert status(app, "crm").drains_in == pytest.approx(6, abs=0.5)
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: figures, costs, rules, dashboard, and a real Prometheus."""
+"""Metrics for Prometheus: figures, rules and dashboard."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 import shutil
 import subprocess
 import threading
-import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,15 +21,13 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.metrics_command import metrics
 from celery_ratelimit.prometheus import collector, serve
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
-from tests.fleet_of import Fleet, until
-from tests.shop import make_app, park
+from tests.fleet_of import until
 
 FILES = Path(__file__).resolve().parents[3] / "docs" / "monitoring"
-NAME = "tests.apps.fleet.retry"
 ODD_NAME = 'a"b\\c\n{d}'
 
 needs_prometheus = pytest.mark.skipif(
@@ -106,20 +104,6 @@ def test_the_figures_of_a_scrape(server: EmbeddedServer, store: redis.Redis) -> 
     limiter.release(place)
 
 
-def test_scrape_of_many_backlogs_and_limits_costs_few_scripts(server: EmbeddedServer, store: redis.Redis) -> None:
-    app = make_app(server.url)
-    app.conf.ratelimit_queues = {f"q{n}": Limit("1/s", name=f"limit{n}") for n in range(60)}
-    for n in range(200):
-        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
-    scraped(app)
-    store.config_resetstat()
-    samples = scraped(app)[1]
-    assert samples["parked_tasks", of("tenant")] == 400
-    assert samples["drain_seconds", of("tenant")] == pytest.approx(1 / 5, abs=0.01), "each key drains for itself"
-    assert samples["oldest_parked_seconds", of("tenant")] >= 0
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] < 20
-
-
 def test_simultaneous_scrapes_read_the_store_once(
     server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,18 +141,17 @@ def test_lost_store_is_shown_as_down() -> None:
         assert scraped(app)[1] == {("up", ()): 0}
 
 
-def test_metrics_command_prints_the_metrics(server: EmbeddedServer, store: redis.Redis) -> None:
-    class Context:
-        app = app_on(server.url)
-
-    result = CliRunner().invoke(metrics, ["--once"], obj=Context)
-    assert result.exit_code == 0, result.output
-    assert "celery_ratelimit_up 1.0" in result.output
-
-
-def exported(server: EmbeddedServer) -> set[str]:
-    """The names of all series."""
-    return {"celery_ratelimit_" + name for name, _ in scraped(app_on(server.url))[1]}
+def test_metrics_are_printed_and_served(server: EmbeddedServer, store: redis.Redis) -> None:
+    app, port = app_on(server.url), free_port()
+    printed = CliRunner().invoke(metrics, ["--once"], obj=SimpleNamespace(app=app))
+    stop = serve(app, port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            served = answer.read().decode()
+    finally:
+        stop()
+    assert printed.exit_code == 0, printed.output
+    assert all("celery_ratelimit_up 1.0" in text for text in (printed.output, served))
 
 
 @pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
@@ -178,7 +161,7 @@ def test_rules_and_dashboard_use_existing_metrics(server: EmbeddedServer, store:
         text = " ".join(each["expr"] for panel in json.loads(text)["panels"] for each in panel["targets"])
     asked = set(re.findall(r"celery_ratelimit_\w+", text))
     assert len(asked) >= 5
-    assert asked <= exported(server)
+    assert asked <= {"celery_ratelimit_" + name for name, _ in scraped(app_on(server.url))[1]}
 
 
 @needs_prometheus
@@ -208,50 +191,3 @@ def test_keda_query_of_the_docs_has_the_documented_value(tmp_path: Path) -> None
     file.write_text(json.dumps({"tests": [{"interval": "1m", "input_series": inputs, **tests}]}))
     said = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)
     assert said.returncode == 0, said.stdout + said.stderr
-
-
-@pytest.mark.slow
-@needs_prometheus
-def test_a_real_prometheus_scrapes_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    ours, theirs = free_port(), free_port()
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
-        f"rule_files: [{FILES / 'alerts.yml'}]\n"
-        f"scrape_configs: [{{job_name: limits, static_configs: [{{targets: ['127.0.0.1:{ours}']}}]}}]\n"
-    )
-
-    def ask(query: str) -> list[Any]:
-        url = f"http://127.0.0.1:{theirs}/api/v1/query?" + urllib.parse.urlencode({"query": query})
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                found: list[Any] = json.load(answer)["data"]["result"]
-                return found
-        except OSError:
-            return []
-
-    app = Celery("shop", broker=server.url, set_as_current=False)
-
-    @app.task(base=RateLimitedTask, limits="20/s", name=NAME)
-    def retry(index: int) -> None: ...
-
-    command = [
-        *("prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"),
-        f"--web.listen-address=127.0.0.1:{theirs}",
-    ]
-    stop = serve(app, ours)
-    with (
-        Fleet(server, tmp_path, rate="20/s") as fleet,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as prometheus,
-    ):
-        try:
-            fleet.start()
-            for index in range(200):
-                fleet.send("retry", index)
-            fleet.wait_for(200, 30)
-            started = f'sum(celery_ratelimit_requests_total{{limit="{NAME}",result=~"acquired|waited"}})'
-            until(lambda: [each["value"][1] for each in ask(started)] == ["200"], 30, "the scrape of all starts")
-            parked = f'max_over_time(celery_ratelimit_parked_tasks{{limit="{NAME}"}}[1m])'
-            assert float(ask(parked)[0]["value"][1]) > 50
-        finally:
-            prometheus.terminate()
-            stop()

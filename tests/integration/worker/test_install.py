@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.records import Start
-from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, assert_over
 
@@ -54,40 +52,3 @@ def test_task_limited_by_settings_and_base_class_takes_one_permit(
         permits = fleet.permits()
         assert_never_over(permits, 20)
         assert_over(permits, 20 / 2)
-
-
-def test_plain_process_shares_a_quota_with_the_fleet(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    quotas = {"stripe": "50/s"}
-    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {"*.plain": "stripe", "*.other": "stripe"}}
-    limiter = Limiter.from_url(server.url, quotas={"stripe": Limit("50/s", name="stripe")})
-    with Fleet(server, tmp_path, install=True, **conf) as fleet:
-        fleet.start(number=2)
-        mine = []
-        for index in range(50):
-            fleet.send("plain", index)
-            fleet.send("other", index)
-            mine.append(limiter.acquire("stripe", max_wait=5))
-        fleet.wait_for(100, 10)
-        assert all(decision.allowed for decision in mine)
-        ours = [Start(decision._granted_at / 1e6, -1, 0) for decision in mine]
-        permits = sorted([*fleet.permits(), *ours])
-        assert len(permits) == 150, "two thirds of them the fleet's"
-        assert_never_over(permits, 50)
-        assert_over(fleet.permits(), 50 / 3)  # no process has a part of it for itself
-
-
-def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    conf = {"ratelimit_tasks": {"*.plain": ["10/s", {"rate": "2000/h", "burst": 20}, {"rate": "1000/h", "burst": 15}]}}
-    with Fleet(server, tmp_path, install=True, **conf) as fleet:
-        fleet.start()
-        for index in range(15):
-            fleet.send("plain", index)
-        fleet.wait_for(15, 20)
-        permits = fleet.permits()
-        assert_never_over(permits, 10)
-        assert_over(permits, 10 / 2)
-        names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:state")}
-        # The bucket of 10/s is full 100 ms after the last start, and its key goes; hourly buckets stay.
-        assert names - {"tests.apps.fleet.plain"} == {f"tests.apps.fleet.plain{suffix}" for suffix in ("%232", "%233")}

@@ -89,45 +89,6 @@ def test_returned_message_differs_only_in_its_marker_and_expiration(
         assert after == before
 
 
-@pytest.mark.parametrize("throttle_first", [False, True], ids=["as sent", "throttled"])
-def test_a_task_finds_its_request_as_it_was_sent(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle_first: bool
-) -> None:
-    with Fleet(server, tmp_path, rate="1/s") as fleet:
-        if throttle_first:
-            fleet.send("whole", "first")
-        task_id = str(uuid.uuid4())
-        options = everything(task_id)
-        fleet.send("whole", "a", **options)
-        fleet.start()
-        path = tmp_path / f"{task_id}.request"
-        until(path.exists, 20, "the task")
-        found = json.loads(path.read_text())
-        assert ("throttled by" in fleet.log()) == throttle_first
-
-    assert found["id"] == task_id
-    assert found["args"] == ["a"]
-    assert found["kwargs"] == options["kwargs"]
-    for name in ("retries", "group_index", "root_id", "parent_id", "shadow", "ignore_result", "replaced_task_nesting"):
-        assert found[name] == options[name], name
-    for name in ("argsrepr", "kwargsrepr", "reply_to", "correlation_id", "origin", "stamped_headers"):
-        assert found[name] == options[name], name
-    assert found["group"] == "the-group"
-    assert found["stamps"] == {"customer": "acme"}
-    assert found["timelimit"] == [60, 50]
-    assert found["eta"] is None
-    assert datetime.fromisoformat(found["expires"]) == options["expires"]
-    for name in ("callbacks", "errbacks", "chain"):
-        assert [link["task"] for link in found[name]] == ["tests.apps.fleet.other"], name
-    assert found["headers"] == {**found["headers"], **options["headers"]}
-    assert "celery-ratelimit-return" not in found["headers"]
-    assert "celery-ratelimit-return" not in found
-    delivery = found["delivery_info"]
-    assert delivery.keys() == {"exchange", "routing_key", "priority", "redelivered"}, "a retry publishes them"
-    assert (delivery["exchange"], delivery["routing_key"], delivery["priority"]) == ("", "celery", 6)
-    assert delivery["redelivered"] in (False, None)
-
-
 def test_eta_of_a_throttled_task_is_kept(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="1/s") as fleet:
         eta = datetime.now(timezone.utc) + timedelta(seconds=4)
@@ -156,3 +117,28 @@ def test_failed_publish_loses_no_task(server: EmbeddedServer, store: redis.Redis
         assert_never_over(fleet.permits(), 2)
         assert "could not be published" in fleet.log()
         until(lambda: store.hlen("unacked") == 0, 5, "every message being acknowledged")
+
+
+def test_throttled_task_finds_its_request_as_it_was_sent(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/s") as fleet:
+        options = everything("")
+        as_sent, throttled = str(uuid.uuid4()), str(uuid.uuid4())
+        for task_id in (as_sent, throttled):
+            fleet.send("whole", "a", **{**options, "task_id": task_id})
+        fleet.start()
+        paths = [tmp_path / f"{task_id}.request" for task_id in (as_sent, throttled)]
+        until(lambda: all(path.exists() for path in paths), 20, "the tasks")
+        first, found = [json.loads(path.read_text()) for path in paths]
+        assert (f"{as_sent}] throttled by" in fleet.log(), f"{throttled}] throttled by" in fleet.log()) == (False, True)
+
+    for request in (first, found):
+        assert request["properties"].pop("ratelimit_permit")
+        assert "celery-ratelimit-return" not in request["headers"]
+        assert request["delivery_info"].pop("redelivered") in (False, None)
+        assert request["delivery_info"] == {"exchange": "", "routing_key": "celery", "priority": 6}, "a retry uses them"
+        request |= request.pop("properties")
+    differ = {name for name in first.keys() | found.keys() if first.get(name) != found.get(name)}
+    at_each_publish = {"delivery_info", "delivery_tag", "expiration"}
+    assert differ == {"id", *at_each_publish}, {name: (first.get(name), found.get(name)) for name in differ}

@@ -40,6 +40,7 @@ def test_app_that_imports_nothing_of_the_package_has_its_limits(
 @pytest.mark.parametrize(
     ("conf", "code", "says"),
     [
+        (None, 0, "No limits are declared or stored.\n"),
         ({"ratelimit_queues": {"emails": "5/s"}}, 0, "emails: 5/s (queue emails)"),
         ({"ratelimit_tasks": {"bear.*": "5/s"}}, 0, "Warning: ratelimit_tasks['bear.*'] matches none"),
         ({"ratelimit_quees": {}}, 1, "Error: there is no setting 'ratelimit_quees': did you mean 'ratelimit_queues'?"),
@@ -49,16 +50,16 @@ def test_app_that_imports_nothing_of_the_package_has_its_limits(
         ({"ratelimit_observers": ["no_module:no"]}, 1, "Error: ratelimit_observers: 'no_module:no' is not to be had"),
     ],
 )
-def test_check_of_settings_needs_no_store(conf: dict[str, Any], code: int, says: str) -> None:
-    env = {**os.environ, "TEST_BROKER": "redis://127.0.0.1:1/0", "TEST_BACKEND": "", "TEST_CONF": json.dumps(conf)}
-    command = [sys.executable, "-m", "celery", "-A", "tests.apps.bare", "ratelimit", "check"]
+def test_check_of_settings_needs_no_store(conf: dict[str, Any] | None, code: int, says: str) -> None:
+    """Without limits a worker starts on whatever broker."""
+    name = "tests.apps.bare" if conf is not None else "tests.apps.unlimited"
+    env = {
+        **os.environ,
+        "TEST_BROKER": "redis://127.0.0.1:1/0",
+        "TEST_BACKEND": "",
+        "TEST_CONF": json.dumps(conf or {}),
+    }
+    command = [sys.executable, "-m", "celery", "-A", name, "ratelimit", "check"]
     found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert found.returncode == code, found.stderr
     assert says in found.stdout + found.stderr
-
-
-def test_check_of_an_app_without_limits() -> None:
-    """Its worker starts, on whatever broker."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.apps.unlimited", "ratelimit", "check"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (found.returncode, found.stdout) == (0, "No limits are declared or stored.\n"), found.stderr

@@ -9,9 +9,9 @@ import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_ratelimit import ImpossibleRequest, RateLimitedTask, Throttled
+from celery_ratelimit import ImpossibleRequest, RateLimitedTask
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, outcome, until
+from tests.fleet_of import Fleet, assert_never_over, until
 
 
 def test_wait_holds_the_task_in_the_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -24,35 +24,6 @@ def test_wait_holds_the_task_in_the_worker(server: EmbeddedServer, store: redis.
         assert fleet.sent_back() == 0
         assert "throttled by limit 'tests.apps.fleet.wait' (4/s): waits in this worker, its turn is in" in fleet.log()
         assert_never_over(fleet.permits(), 4)
-
-
-def test_fail_raises_throttled_without_a_traceback_in_the_log(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
-        fleet.start()
-        assert fleet.send("fail", 0).get(timeout=60) == 0
-        result = fleet.send(
-            "fail", 1, link_error=fleet.sender.signature("tests.apps.fleet.other", (7,), immutable=True)
-        )
-        with pytest.raises(Throttled, match=r"throttled by limit 'tests.apps.fleet.fail'"):
-            result.get(timeout=60)
-        assert result.state == "FAILURE"
-        until(lambda: 7 in [start.index for start in fleet.starts()], 10, "link_error")
-        until(lambda: store.hlen("unacked") == 0, 5)
-        assert "Traceback" not in fleet.log()
-        assert not errors(fleet.log())
-
-
-def test_max_wait_gives_up_tasks_beyond_it(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="4/s") as fleet:
-        results = [fleet.send("impatient", index) for index in range(20)]
-        fleet.start()
-        states = [outcome(result) for result in results]
-        done = [index for index, state in enumerate(states) if state == "done"]
-        assert 0 in done
-        assert len(done) < 20, "all of them would take five seconds"
-        assert set(states) == {"done", "throttled"}
 
 
 def test_cost_function_that_fails_takes_no_permit(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

@@ -1,18 +1,50 @@
-"""What is installed from the wheel works: the Lua is in it, and a worker throttles with it."""
+"""A checkout works as it lies there, the wheel has all parts, and users' type checkers accept the package."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import redis
 
+from celery_ratelimit import ConfigurationError
+from celery_ratelimit.store import script
 from celery_ratelimit.testing import EmbeddedServer
 
 ROOT = Path(__file__).resolve().parents[3]
+DECIDES = """
+import sys
+sys.meta_path = [each for each in sys.meta_path if "editable" not in repr(each)]
+sys.path[:] = [".", *(each for each in sys.path if each)]
+from celery_ratelimit import Limit, Limiter
+print(Limiter.from_url(sys.argv[1]).acquire(Limit("1/s", name="x")).allowed)
+"""
+
+
+def test_scripts_of_a_checkout_are_found(server: EmbeddedServer) -> None:
+    ran = subprocess.run([sys.executable, "-c", DECIDES, server.url], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "True\n", ran.stderr
+
+
+def test_missing_script_is_an_error_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: str) -> str:
+        return Path(str(files("celery_ratelimit.lua")), path.replace("now", "gone")).read_text()
+
+    monkeypatch.setattr(script, "_read", read)
+    script._check.cache_clear()
+    with pytest.raises(ConfigurationError, match=r"has no Lua script 'acquire' \(.*gone.lua'\): install it anew"):
+        script.Script("acquire")
+    script._check.cache_clear()
+
+
+def test_public_api_passes_mypy_in_strict_mode() -> None:
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "tests/typing/api.py"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.slow
