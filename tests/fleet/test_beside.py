@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 LIMITED, UNLIMITED = "tests.apps.beside.limited", "tests.apps.beside.busy"
 RATE = 10
@@ -52,11 +52,11 @@ def others_before(fleet: Fleet, number: int) -> int:
     ],
 )
 def test_limited_and_unlimited_tasks_alternate(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str, apart: bool, late: bool
+    new_fleet: NewFleet, throttle: str, pool: str, apart: bool, late: bool
 ) -> None:
     """Four processes start four unlimited tasks between two limited ones, if no task starves."""
     queue = "others" if apart else "celery"
-    with fleet_of(server, tmp_path, throttle, task_acks_late=late) as fleet:
+    with fleet_of(new_fleet, throttle, task_acks_late=late) as fleet:
         for index in range(40):
             send(fleet, LIMITED, index)
         for index in range(500):
@@ -71,10 +71,8 @@ def test_limited_and_unlimited_tasks_alternate(
 
 
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
-) -> None:
-    with fleet_of(server, tmp_path, throttle) as fleet:
+def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(new_fleet: NewFleet, throttle: str) -> None:
+    with fleet_of(new_fleet, throttle) as fleet:
         for index in range(20):
             send(fleet, UNLIMITED, OTHERS + index, 0.1)
         send(fleet, LIMITED, 0)
@@ -85,11 +83,9 @@ def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(
         assert 10 <= others_before(fleet, 1) <= 60
 
 
-def test_process_is_kept_free_for_tasks_that_were_just_parked(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_process_is_kept_free_for_tasks_that_were_just_parked(new_fleet: NewFleet) -> None:
     """At a worker's start long tasks are there before the first limited one has come back from its lot."""
-    with Fleet(server, tmp_path, rate="2/s", app="tests.apps.beside") as fleet:
+    with new_fleet(rate="2/s", app="tests.apps.beside") as fleet:
         for index in range(5):
             send(fleet, LIMITED, index)
         for index in range(4):
@@ -104,12 +100,10 @@ def test_process_is_kept_free_for_tasks_that_were_just_parked(
     ("throttle", "pool", "size"),
     [("retry", "prefork", 8), ("retry", "gevent", 16), ("wait", "threads", 4)],
 )
-def test_permits_are_used_soon_after_they_are_granted(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
-) -> None:
+def test_permits_are_used_soon_after_they_are_granted(new_fleet: NewFleet, pool: str, size: int, throttle: str) -> None:
     """Quick tasks, so that processes look as if they would soon be free; then long ones in all of them."""
     seconds = 6.0
-    with fleet_of(server, tmp_path, throttle) as fleet:
+    with fleet_of(new_fleet, throttle) as fleet:
         fleet.start("-P", pool, "-c", str(size))
         for index in range(100):
             send(fleet, UNLIMITED, OTHERS + index, 0.0)
@@ -127,11 +121,9 @@ def test_permits_are_used_soon_after_they_are_granted(
 
 
 @pytest.mark.slow
-def test_busy_processes_stay_busy_when_the_connection_is_lost(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_busy_processes_stay_busy_when_the_connection_is_lost(new_fleet: NewFleet, store: redis.Redis) -> None:
     """Celery before 5.7 forgets what they run."""
-    with fleet_of(server, tmp_path) as fleet:
+    with fleet_of(new_fleet) as fleet:
         fleet.start("-c", "4")
         for index in range(4):
             send(fleet, UNLIMITED, OTHERS + index, 8.0)
@@ -148,11 +140,9 @@ def test_busy_processes_stay_busy_when_the_connection_is_lost(
 
 
 @pytest.mark.slow
-def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(new_fleet: NewFleet) -> None:
     """More returned tasks have a slot than there are processes, all the time."""
-    with fleet_of(server, tmp_path) as fleet:
+    with fleet_of(new_fleet) as fleet:
         fleet.env["TEST_RATE"] = "100/s"
         for index in range(800):
             fleet.sender.send_task(LIMITED, args=[index, 0.1], queue="limited")

@@ -16,7 +16,7 @@ from celery.result import AsyncResult
 
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.far_away import far_away, listening
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, until
 from tests.rabbitmq import Broker
 
 #: Tasks of each kind.
@@ -80,10 +80,10 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
 
 
 def test_worker_goes_on_when_states_of_tasks_ended_by_a_limit_cannot_be_stored(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     tasks = ("drop", "fail", "impatient")
-    with fleet_with("hung", server, tmp_path) as fleet:
+    with fleet_with(new_fleet, "hung", server) as fleet:
         for task in tasks:
             fleet.send(task, 0, ignore_result=True)
         fleet.wait_for(len(tasks), 10)
@@ -94,10 +94,10 @@ def test_worker_goes_on_when_states_of_tasks_ended_by_a_limit_cannot_be_stored(
 
 @pytest.mark.slow
 def test_worker_goes_on_when_states_of_expired_and_coalesced_tasks_cannot_be_stored(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     """Not revoked ones: the command to revoke asks the backend in the worker's loop, in any worker of Celery."""
-    with fleet_with("hung", server, tmp_path) as fleet:
+    with fleet_with(new_fleet, "hung", server) as fleet:
         for task in ("retry", "newest"):
             fleet.send(task, 0, *(["all"] if task == "newest" else []), ignore_result=True)
         fleet.wait_for(2, 10)
@@ -111,9 +111,9 @@ def test_worker_goes_on_when_states_of_expired_and_coalesced_tasks_cannot_be_sto
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refusing", "full", "slow"])
 def test_worker_goes_on_with_a_refusing_full_or_slow_backend(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, kind: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, kind: str
 ) -> None:
-    with fleet_with(kind, server, tmp_path) as fleet:
+    with fleet_with(new_fleet, kind, server) as fleet:
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
         ended = [fleet.send("drop", 1 + index) for index in range(TASKS)]
@@ -126,11 +126,11 @@ def test_worker_goes_on_with_a_refusing_full_or_slow_backend(
 
 
 @pytest.mark.slow
-def test_distant_backend_stores_every_state(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_distant_backend_stores_every_state(new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis) -> None:
     """Each takes some 30 ms, and all of them longer than the deadline of a backend that hangs."""
-    with far_away(server, 0.01) as url, Fleet(server, tmp_path, rate="1/h", worker_prefetch_multiplier=0) as fleet:
+    with far_away(server, 0.01) as url, new_fleet(rate="1/h", worker_prefetch_multiplier=0) as fleet:
         fleet.env["TEST_BACKEND"] = url
-        ended = [fleet.send("drop", index) for index in range(800)][1:]
+        ended = fleet.send_each("drop", range(800))[1:]
         fleet.start()
         until(lambda: not store.exists("unacked", "celery"), 60, f"the end of each\n{fleet.log()[-2000:]}")
         assert sum(each.state == "REVOKED" for each in ended) >= len(ended) - 1, "one has the permit"
@@ -140,11 +140,11 @@ def test_distant_backend_stores_every_state(server: EmbeddedServer, store: redis
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["solo", "gevent"])
 def test_worker_of_another_pool_goes_on_with_a_hung_backend(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, pool: str
 ) -> None:
     if pool == "gevent":
         pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
-    with fleet_with("hung", server, tmp_path, "-P", pool, "-c", "1" if pool == "solo" else "2") as fleet:
+    with fleet_with(new_fleet, "hung", server, "-P", pool, "-c", "1" if pool == "solo" else "2") as fleet:
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
         all_end(fleet, [fleet.send("drop", 1 + index) for index in range(TASKS)])
@@ -153,10 +153,8 @@ def test_worker_of_another_pool_goes_on_with_a_hung_backend(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pool", "app"), [("prefork", "tests.apps.fleet"), ("threads", "tests.apps.loopless")])
-def test_on_rabbitmq(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, app: str
-) -> None:
-    with fleet_with("hung", server, tmp_path, "-P", pool, "-c", "2", app=app, broker=broker.url) as fleet:
+def test_on_rabbitmq(new_fleet: NewFleet, server: EmbeddedServer, broker: Broker, pool: str, app: str) -> None:
+    with fleet_with(new_fleet, "hung", server, "-P", pool, "-c", "2", app=app, broker=broker.url) as fleet:
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
         all_end(fleet, [fleet.send("drop", 1 + index) for index in range(TASKS)])
@@ -167,11 +165,11 @@ def test_on_rabbitmq(
 
 @pytest.mark.parametrize("on_rabbitmq", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["redis", "rabbitmq"])
 def test_stopping_worker_waits_until_states_are_stored(
-    request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, on_rabbitmq: bool
+    new_fleet: NewFleet, request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, on_rabbitmq: bool
 ) -> None:
     """Its messages are acknowledged as its loop has ended."""
     conf = {"broker": request.getfixturevalue("broker").url if on_rabbitmq else server.url, "ratelimit_url": server.url}
-    with far_away(server, 0.3) as url, Fleet(server, tmp_path, rate="1/h", **conf) as fleet:
+    with far_away(server, 0.3) as url, new_fleet(rate="1/h", **conf) as fleet:
         fleet.env["TEST_BACKEND"] = url
         fleet.start()
         fleet.send("drop", 0, ignore_result=True)
@@ -189,9 +187,9 @@ def test_stopping_worker_waits_until_states_are_stored(
 
 
 def test_stopping_worker_requeues_tasks_whose_states_are_not_stored(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
-    with fleet_with("hung", server, tmp_path) as fleet:
+    with fleet_with(new_fleet, "hung", server) as fleet:
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
         ended = [fleet.send("drop", 1 + index) for index in range(TASKS)]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import redis
 from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_ratelimit import Limit, Limiter, ParkingLots
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 NAME = "tests.apps.fleet.retry"
 
@@ -31,15 +29,15 @@ def output_of(app: Celery, *arguments: str) -> Any:
     return json.loads(found.output)
 
 
-def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/m") as fleet:
+def test_task_lookup_says_where_tasks_are(new_fleet: NewFleet) -> None:
+    with new_fleet(rate="1/m") as fleet:
         app, lots = fleet.sender, ParkingLots(fleet.sender)
         first = fleet.send("retry", 0)
         fleet.start()
         assert first.get(timeout=60) == 0
         assert lots.explain(first.id).where == "ended"
         assert str(lots.explain(first.id)) == f"Task {first.id} has ended: SUCCESS."
-        results = [fleet.send("retry", index) for index in range(1, 21)]
+        results = fleet.send_each("retry", range(1, 21))
         until(lambda: sum(lot.parked for lot in lots.lots()) == len(results), 20, "a backlog that is parked")
         found = [lots.explain(result.id) for result in results]
         assert {each.where for each in found} <= {"parked", "held", "leaving"}
@@ -59,8 +57,8 @@ def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.R
         assert "waits for its countdown to end" in str(lots.explain(later.id))
 
 
-def test_watch_shows_throttled_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/m") as fleet:
+def test_watch_shows_throttled_tasks(new_fleet: NewFleet) -> None:
+    with new_fleet(rate="1/m") as fleet:
         fleet.start("-E")
         with ThreadPoolExecutor(1) as threads:
             watching = threads.submit(run, fleet.sender, "watch", NAME, "--most", "3", "--json")
@@ -76,9 +74,9 @@ def test_watch_shows_throttled_tasks(server: EmbeddedServer, store: redis.Redis,
         assert {each["uuid"] for each in events} <= results
 
 
-def test_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_remote_control_changes_limits(new_fleet: NewFleet, server: EmbeddedServer) -> None:
     limiter = Limiter.from_url(server.url, quotas={NAME: Limit("100/s", name=NAME)})
-    with Fleet(server, tmp_path) as fleet:
+    with new_fleet() as fleet:
         fleet.start(number=2)
         control, inspect = fleet.sender.control, fleet.sender.control.inspect(timeout=5, limit=2)
         until(lambda: len(inspect.ping() or {}) == 2, 20, "an answer of both workers")

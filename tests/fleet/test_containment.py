@@ -20,12 +20,11 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.any_messages import generated, redis_form
 from tests.apps.unforeseen import STEPS
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, until
 from tests.parks import park_one
 from tests.rabbitmq import Broker
 
 APP = "tests.apps.falling"
-QUICK = "--without-mingle"
 
 
 class Falling(Fleet):
@@ -61,10 +60,10 @@ def holds_nothing(fleet: Fleet) -> bool:
     indirect=["broker_url"],
 )
 def test_errors_in_user_hooks_end_only_their_task(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, broker_url: str, pool: str
 ) -> None:
-    with Falling(server, tmp_path, rate="1/h", broker=broker_url) as fleet:
-        fleet.start(QUICK, "-P", pool)
+    with Falling(new_fleet, rate="1/h", broker=broker_url) as fleet:
+        fleet.start("-P", pool)
         results = {"first": fleet.call("failing", 0)}
         until(lambda: fleet.started() == 1, 20, "the one that takes the only permit")
         kinds = ("failing", "impatient", "keyless", "storeless", "dropped")
@@ -100,13 +99,11 @@ def test_errors_in_user_hooks_end_only_their_task(
             assert not store.exists("celery", "celery.throttled", "unacked")
 
 
-def test_key_with_half_of_a_surrogate_pair_is_limited_as_any_other(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_key_with_half_of_a_surrogate_pair_is_limited_as_any_other(new_fleet: NewFleet, store: redis.Redis) -> None:
     """It is valid JSON, and users' data. Tasks of that key are limited, parked, held and run as any others."""
     half = json.loads('"\\ud83d"')
-    with Falling(server, tmp_path) as fleet:
-        fleet.start(QUICK)
+    with Falling(new_fleet) as fleet:
+        fleet.start()
         for index in range(10):
             fleet.call("of_tenant", index, half)
             fleet.call("waiting_tenant", 100 + index, half)
@@ -122,13 +119,11 @@ def test_key_with_half_of_a_surrogate_pair_is_limited_as_any_other(
 
 
 @pytest.mark.slow
-def test_sender_properties_that_rabbitmq_refuses_from_workers_are_dropped(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_sender_properties_that_rabbitmq_refuses_from_workers_are_dropped(new_fleet: NewFleet, broker: Broker) -> None:
     """RabbitMQ refuses a ``user_id`` that is not the publisher's, by closing the channel that the worker listens on."""
     other = broker.url.replace("guest:guest", "other:other")
-    with Falling(server, tmp_path, broker=broker.url) as fleet, Falling(server, tmp_path, broker=other) as sender:
-        fleet.start(QUICK)
+    with Falling(new_fleet, broker=broker.url) as fleet, Falling(new_fleet, broker=other) as sender:
+        fleet.start()
         said = {
             "user_id": "other",
             "message_id": "m1",
@@ -146,8 +141,7 @@ def test_sender_properties_that_rabbitmq_refuses_from_workers_are_dropped(
         fleet.wait_for(9, 20)
         for index in range(10, 12):
             fleet.call("of_tenant", index, "b", user_id="guest")
-        fleet.wait_for(11, 20)
-        assert sorted(start.index for start in fleet.starts()) == [*range(9), 10, 11]
+        fleet.wait_for_each([*range(9), 10, 11], 20)
         log = fleet.log()
         assert "throttled by" in log
         assert "PRECONDITION" not in log
@@ -173,12 +167,10 @@ def until_or_dead(fleet: Falling, store: redis.Redis, timeout: float, done: Call
 
 
 @pytest.mark.slow
-def test_generated_messages_on_redis_stop_no_worker_and_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_generated_messages_on_redis_stop_no_worker_and_no_task(new_fleet: NewFleet, store: redis.Redis) -> None:
     """Generated ones, raw, in the queue of real workers, mixed with good ones: these run, and nothing stays."""
-    with Falling(server, tmp_path, rate="20/s") as fleet:
-        fleet.start(QUICK, number=2)
+    with Falling(new_fleet, rate="20/s") as fleet:
+        fleet.start(number=2)
         good = 0
         for number, message in enumerate(generated(MESSAGES)):
             store.lpush("celery", redis_form(message, "celery"))
@@ -204,10 +196,10 @@ def test_generated_messages_on_redis_stop_no_worker_and_no_task(
 
 @pytest.mark.slow
 def test_generated_messages_on_rabbitmq_stop_no_worker_and_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, broker: Broker
 ) -> None:
-    with Falling(server, tmp_path, rate="20/s", broker=broker.url) as fleet:
-        fleet.start(QUICK)
+    with Falling(new_fleet, rate="20/s", broker=broker.url) as fleet:
+        fleet.start()
         good = sent = 0
         connection = kombu.Connection(broker.url, transport_options={"confirm_publish": True})
         for number, (headers, properties, body) in enumerate(generated(MESSAGES // 3)):
@@ -240,16 +232,14 @@ def test_generated_messages_on_rabbitmq_stop_no_worker_and_no_task(
             fleet.stop()
             if not broker.ready("celery", "celery.throttled"):
                 return
-            fleet.launch(QUICK)
+            fleet.launch()
         raise AssertionError("a message comes back again and again")
 
 
-def test_unforeseen_error_at_any_step_ends_only_its_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_unforeseen_error_at_any_step_ends_only_its_task(new_fleet: NewFleet, store: redis.Redis) -> None:
     """At any step of the gate: tasks behind it in its queue go on, and its leases are released."""
-    with Fleet(server, tmp_path, rate="20/s", app="tests.apps.injected") as fleet:
-        fleet.start(QUICK)
+    with new_fleet(rate="20/s", app="tests.apps.injected") as fleet:
+        fleet.start()
         results, index = {}, 0
         for step in STEPS:
             for kind, more in (("retry", ()), ("wait", ()), ("place", (0.01,)), ("patient_place", (0.01,))):
@@ -274,20 +264,16 @@ def test_unforeseen_error_at_any_step_ends_only_its_task(
         until(lambda: store.zcard("ratelimit:v1:{places}::leases") == 0, 10, "every place being given back")
 
 
-def test_unreadable_parked_message_does_not_block_the_backlog(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="10/s") as fleet:
+def test_unreadable_parked_message_does_not_block_the_backlog(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet(rate="10/s") as fleet:
         name = "tests.apps.fleet.retry"
         parking = backlog_of(fleet.sender)
         demand = LimitRequest(Limit("10/s", name=name), name)
         for id, text in (("broken@celery", "{"), ("odd@celery", '{"to": 1}')):
             park_one(parking, demand, id, text)
-        fleet.start(QUICK)
-        for index in range(10):
-            fleet.send("retry", index)
-        fleet.wait_for(10, 30)
-        assert sorted(start.index for start in fleet.starts()) == list(range(10))
+        fleet.start()
+        fleet.send_each("retry", range(10))
+        fleet.wait_for_each(range(10), 30)
         assert "could not be published" in fleet.log()
         assert "broken@celery" in fleet.log()
         assert "odd@celery" in fleet.log()
@@ -295,12 +281,10 @@ def test_unreadable_parked_message_does_not_block_the_backlog(
 
 
 @pytest.mark.slow
-def test_returned_message_with_cc_header_is_not_copied_again(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_returned_message_with_cc_header_is_not_copied_again(new_fleet: NewFleet, broker: Broker) -> None:
     """RabbitMQ also sends a message to the queues in its header ``CC``, by every publisher."""
-    with Falling(server, tmp_path, broker=broker.url) as fleet:
-        fleet.start(QUICK, "-Q", "celery,other")
+    with Falling(new_fleet, broker=broker.url) as fleet:
+        fleet.start("-Q", "celery,other")
         for index in range(10):
             fleet.call("of_tenant", index, "a", headers={"CC": ["other"]})
         fleet.wait_for(20, 30)

@@ -12,11 +12,9 @@ import redis
 
 from celery_ratelimit.testing import EmbeddedServer
 from tests.apps.steps import STEPS, TOGETHER
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.far_away import far_away
+from tests.fleet_of import NewFleet, assert_never_over, until
 from tests.rabbitmq import Broker
-
-#: No other worker could tell of revoked tasks.
-QUICK = "--without-mingle"
 
 TASKS = 20
 RATE = 10
@@ -28,24 +26,21 @@ KILLS = int(os.environ.get("TEST_KILLS", "2"))
 @pytest.mark.parametrize(
     "step", [next(iter(STEPS)), *(pytest.param(step, marks=pytest.mark.slow) for step in list(STEPS)[1:])]
 )
-def test_worker_killed_at_a_step_loses_and_repeats_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
-) -> None:
+def test_worker_killed_at_a_step_loses_and_repeats_no_task(new_fleet: NewFleet, broker: Broker, step: str) -> None:
     """With ``acks_late``, on RabbitMQ, which loses nothing by itself: kombu does, on Redis, see docs/operations.md."""
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
+    with new_fleet(rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
         fleet.env["TEST_DIES"] = step
-        for index in range(TASKS):
-            fleet.send("late", index)
-        doomed = fleet.launch(QUICK)
+        fleet.send_each("late", range(TASKS))
+        doomed = fleet.launch()
         until(lambda: doomed.poll() is not None, 40, f"its death {step}")
         before = {start.index for start in fleet.starts()}
-        fleet.launch(QUICK)
+        fleet.launch()
         until(lambda: {start.index for start in fleet.starts()} == set(range(TASKS)), 40, "every task being run")
         # A second copy may still be on its way, and end where it arrives; one that comes as the worker stops goes back.
         until(lambda: not broker.ready("celery", "celery.throttled"), 20, "every copy having come")
         fleet.stop()
         if broker.ready("celery", "celery.throttled"):
-            fleet.launch(QUICK)
+            fleet.launch()
             until(lambda: not broker.ready("celery", "celery.throttled"), 40, "every copy having come")
             fleet.stop()
         ran = Counter(start.index for start in fleet.starts())
@@ -59,21 +54,20 @@ def test_worker_killed_at_a_step_loses_and_repeats_no_task(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", TOGETHER)
 def test_worker_killed_during_a_bulk_receive_loses_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, step: str
+    new_fleet: NewFleet, store: redis.Redis, tmp_path: Path, step: str
 ) -> None:
     """On Redis, which hands out anew what was not acknowledged for so long."""
     # kombu looks every ten seconds, and before 5.7 every hundred.
     conf = {"broker_transport_options": {"visibility_timeout": 6, "unacked_restore_throttle": 1}}
     tasks, rate = 80, 20
-    with Fleet(server, tmp_path, rate=f"{rate}/s", app="tests.apps.crashing", **conf) as fleet:
+    with new_fleet(rate=f"{rate}/s", app="tests.apps.crashing", **conf) as fleet:
         fleet.env["TEST_DIES"] = step
-        for index in range(tasks):
-            fleet.send("late", index)
-        doomed = fleet.launch(QUICK)
+        fleet.send_each("late", range(tasks))
+        doomed = fleet.launch()
         until(lambda: doomed.poll() is not None, 40, f"its death {step}")
         assert (tmp_path / "died").exists()
         before = {start.index for start in fleet.starts()}
-        fleet.launch(QUICK)
+        fleet.launch()
         until(lambda: {start.index for start in fleet.starts()} == set(range(tasks)), 60, "every task being run")
         lots = fleet.parking_lots()
         until(lambda: not store.zcard("unacked_index") and not lots.lots(), 40, "every copy having come, and left")
@@ -86,19 +80,22 @@ def test_worker_killed_during_a_bulk_receive_loses_no_task(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("away", [0.0, 0.005], ids=["near", "far"])
 def test_repeatedly_killed_workers_lose_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, broker: Broker, away: float
 ) -> None:
     """Two workers under load; every five seconds the one that is at it for longer is killed, and another started."""
     rate, tasks = 40, 40 * (5 * KILLS + 5)
-    with Fleet(server, tmp_path, rate=f"{rate}/s", broker=broker.url) as fleet:
-        for index in range(tasks):
-            fleet.send("late", index)
-        fleet.start(QUICK, number=2)
+    with (
+        far_away(server, away) as address,
+        new_fleet(rate=f"{rate}/s", broker=broker.url, ratelimit_url=address) as fleet,
+    ):
+        fleet.send_each("late", range(tasks))
+        fleet.start(number=2)
         for victim in range(KILLS):
             time.sleep(5)
             fleet.kill(victim)
-            fleet.launch(QUICK)
+            fleet.launch()
         until(lambda: {start.index for start in fleet.starts()} == set(range(tasks)), 120, "every task being run")
         assert_never_over(fleet.permits(), rate)
         ran = Counter(start.index for start in fleet.starts())

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 
-def test_waiting_task_ends_when_it_expires(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_waiting_task_ends_when_it_expires(new_fleet: NewFleet, store: redis.Redis) -> None:
     """It does not wait for its slot, which is in minutes. The paused queue is consumed again."""
-    with Fleet(server, tmp_path, rate="6/h") as fleet:
+    with new_fleet(rate="6/h") as fleet:
         fleet.start()
         fleet.send("wait", 0)
         fleet.wait_for(1, 20)

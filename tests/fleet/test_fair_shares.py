@@ -18,7 +18,7 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 from tests.weighed import DEAREST, WEIGHTS
 
 #: Seconds of the rate that have left the lot, and tasks that two workers of two processes hold beside these.
@@ -49,13 +49,11 @@ def order_of(fleet: Fleet) -> list[int]:
     return [permit.index for permit in sorted(fleet.permits(), key=lambda permit: permit.at)]
 
 
-def test_fifty_tenants_are_served_by_weight_over_every_interval(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_fifty_tenants_are_served_by_weight_over_every_interval(new_fleet: NewFleet) -> None:
     """Tasks of 1 to 20 permits, sent tenant by tenant, and enough of each that all are backlogged to the end."""
     random, rate = Random(13), 1000
     calls = [(tenant, random.randint(1, DEAREST)) for tenant, weight in WEIGHTS.items() for _ in range(5 * weight)]
-    with parked(server, tmp_path, rate, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, came):
+    with parked(new_fleet, rate, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, came):
         turns, backlogged = by_turns(calls, came)
         assert_law(calls, turns[:backlogged])
         fleet.wait_for(len(calls), 60)
@@ -102,19 +100,17 @@ def assert_law(calls: Sequence[tuple[str, int]], order: Sequence[int]) -> None:
             assert highest - lowest <= bound + 1e-9, (one, other)
 
 
-def test_three_to_one_over_a_thousand_starts(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_three_to_one_over_a_thousand_starts(new_fleet: NewFleet) -> None:
     calls = [(tenant,) for tenant, number in (("other", 400), ("gold", 900)) for _ in range(number)]
-    with parked(server, tmp_path, 200, "tests.apps.fleet.shared", "tenants", calls) as (fleet, _):
+    with parked(new_fleet, 200, "tests.apps.fleet.shared", "tenants", calls) as (fleet, _):
         until(lambda: len(fleet.permits()) >= 1000, 60)
         gold = sum(calls[index] == ("gold",) for index in order_of(fleet)[:1000])
         assert abs(gold - 750) <= 20
 
 
-def test_ten_tasks_behind_ten_thousand_alternate_with_them(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_ten_tasks_behind_ten_thousand_alternate_with_them(new_fleet: NewFleet) -> None:
     calls = [("big",)] * 10_000 + [("small",)] * 10
-    with parked(server, tmp_path, 100, "tests.apps.fleet.shared", "tenants", calls) as (fleet, _):
+    with parked(new_fleet, 100, "tests.apps.fleet.shared", "tenants", calls) as (fleet, _):
         small = set(range(10_000, 10_010))
         until(lambda: small <= {permit.index for permit in fleet.permits()}, 60)
         order = order_of(fleet)
@@ -122,12 +118,12 @@ def test_ten_tasks_behind_ten_thousand_alternate_with_them(
 
 
 def test_operator_actions_on_a_fair_backlog_lose_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     """Tasks are revoked, released and thrown away, tenants are held back and let go, and weights change."""
     random = Random(7)
     calls = [(tenant, random.randint(1, DEAREST)) for tenant in WEIGHTS for _ in range(8)]
-    with parked(server, tmp_path, 500, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, _):
+    with parked(new_fleet, 500, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, _):
         limiter, lots, names = Limiter.from_url(server.url), fleet.parking_lots(), list(WEIGHTS)
         for tenant in names[:10]:
             limiter.set_weight("weighed", tenant, 0, force=True)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import redis
-
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 
 BIG, SMALL = 300, 10
 
 
-def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(new_fleet: NewFleet, server: EmbeddedServer) -> None:
     """Those that have left the lot have slots within a second; then every second one is of the small tenant."""
-    with Fleet(server, tmp_path, rate="20/s") as fleet:
-        for index in range(BIG):
-            fleet.send("shared", index, "big")
+    with new_fleet(rate="20/s") as fleet:
+        fleet.send_each("shared", range(BIG), "big")
         fleet.start(number=2)
         until(lambda: parked(fleet) >= BIG / 2, 20, "the backlog being parked")
         before = {start.index for start in fleet.starts()}
@@ -31,15 +24,14 @@ def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(
         passed_by = max(order.index(BIG + index) for index in range(SMALL)) - SMALL
         assert passed_by < BIG / 2, "in the order of arrival, or behind it, all of them"
         Limiter.from_url(server.url).set_rate("tenants", "1000/s", force=True)
-        fleet.wait_for(BIG + SMALL, 60)
-        assert sorted(start.index for start in fleet.starts()) == list(range(BIG + SMALL))
+        fleet.wait_for_each(range(BIG + SMALL), 60)
         assert_never_over(permits, 20)
         assert not errors(fleet.log())
 
 
-def test_changed_weight_applies_to_waiting_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_changed_weight_applies_to_waiting_tasks(new_fleet: NewFleet, server: EmbeddedServer) -> None:
     """One tenant is held back, and goes on when it has a weight again."""
-    with Fleet(server, tmp_path, rate="50/s") as fleet:
+    with new_fleet(rate="50/s") as fleet:
         limiter = Limiter.from_url(server.url)
         limiter.set_weight("tenants", "held", 0, force=True)
         for index in range(100):

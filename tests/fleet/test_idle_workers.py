@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from pathlib import Path
 
 import pytest
 import redis
@@ -14,7 +13,7 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 from tests.parks import park_one
 
 NAME = "tests.apps.fleet.retry"
@@ -30,12 +29,11 @@ def asked(store: redis.Redis) -> int:
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
 def test_idle_worker_leaves_the_store_alone_and_is_notified(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, pool: str
 ) -> None:
-    with Fleet(server, tmp_path, rate="20/s") as fleet:
+    with new_fleet(rate="20/s") as fleet:
         fleet.start("-P", pool)
-        for index in range(40):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(40))
         fleet.wait_for(40, 20)
         parking = fleet.parking_lots()._backlog
         until(lambda: parking.due([NAME]) is None, 20, "an empty backlog")

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, until
 
 END, BUSY = "tests.apps.ends.end", "tests.apps.ends.busy"
 LEASES = "ratelimit:v1:{ends}::leases"
@@ -149,14 +149,9 @@ ON_GEVENT = [
     ],
 )
 def test_ended_tasks_release_their_leases(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    tmp_path: Path,
-    pool: str,
-    late: bool,
-    ends: list[Callable[[Fleet, redis.Redis], None]],
+    new_fleet: NewFleet, store: redis.Redis, pool: str, late: bool, ends: list[Callable[[Fleet, redis.Redis], None]]
 ) -> None:
-    with fleet_of(server, tmp_path, pool, task_acks_late=late) as fleet:
+    with fleet_of(new_fleet, pool, task_acks_late=late) as fleet:
         for end in ends:
             end(fleet, store)
             assert_all_leases_are_released(fleet, store)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
-import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import NewFleet, assert_never_over, errors, until
 
 BRIEF, LONG = "tests.apps.beside.limited", "tests.apps.beside.long"
 RATE, TASKS = 20, 100
@@ -26,10 +23,10 @@ SECONDS, FIRST_LONG = 900.0, 1000
     ],
 )
 def test_brief_tasks_keep_a_process_beside_long_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, limited_by: str, throttle: str, processes: int
+    new_fleet: NewFleet, limited_by: str, throttle: str, processes: int
 ) -> None:
     """No long task ends before the test does: a process that one has is lost to the brief ones."""
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.beside") as fleet:
+    with new_fleet(rate=f"{RATE}/s", app="tests.apps.beside") as fleet:
         fleet.env |= {"TEST_THROTTLE": throttle, "TEST_LONG": limited_by}
         for index in range(TASKS):
             fleet.sender.send_task(BRIEF, args=[index], queue="celery")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 NAME = "tests.apps.fleet.retry"
 
 
-def test_parked_tasks_run_after_the_index_was_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="50/s") as fleet:
+def test_parked_tasks_run_after_the_index_was_lost(
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
+) -> None:
+    with new_fleet(rate="50/s") as fleet:
         fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": 3.0})
         fleet.start()
         Limiter.from_url(server.url).pause(NAME, 3600, force=True)
-        for index in range(60):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(60))
         until(lambda: [lot.parked for lot in ParkingLots(fleet.sender).lots(NAME)] == [60], 20, "a backlog")
         lost = [key for kind in ("due", "parked") for key in store.keys(f"*:{kind}@*")]
         assert len(lost) == 2

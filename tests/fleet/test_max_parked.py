@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-
-import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 NAME, MOST, TENANTS, EACH = "tests.apps.fleet.bounded", 5, ("a", "b"), 25
 
 
-def test_backlog_of_each_key_is_bounded(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+def test_backlog_of_each_key_is_bounded(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+    with new_fleet(rate="1/h") as fleet:
         results = [fleet.send("bounded", index, TENANTS[index % 2]) for index in range(2 * EACH)]
         fleet.start(number=2)
         beyond = 2 * (EACH - 1 - MOST)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 APP = "tests.apps.growing"
 KEYS, FIRST, MORE = 500, 2_000, 8_000
@@ -16,11 +13,9 @@ KEYS, FIRST, MORE = 500, 2_000, 8_000
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["by_key", "place"])
-def test_worker_memory_does_not_grow_with_ended_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
-) -> None:
+def test_worker_memory_does_not_grow_with_ended_tasks(new_fleet: NewFleet, store: redis.Redis, task: str) -> None:
     """A cancelled timer that is kept is eleven blocks of memory for each task; up to 500 of them are kept."""
-    with Fleet(server, tmp_path, app=APP, task_ignore_result=True) as fleet:
+    with new_fleet(app=APP, task_ignore_result=True) as fleet:
         fleet.launch("-l", "WARNING")
 
         def blocks_after(first: int, end: int) -> int:

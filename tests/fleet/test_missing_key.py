@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet
+from tests.fleet_of import NewFleet
 
 
-def test_missing_key_exempts_tasks_or_shares_a_bucket(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path) as fleet:
+def test_missing_key_exempts_tasks_or_shares_a_bucket(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet() as fleet:
         fleet.start("-P", "threads", "-c", "2")
-        for index in range(5):
-            fleet.send("exempt", index)
+        fleet.send_each("exempt", range(5))
         fleet.wait_for(5, 20)
         assert not list(store.scan_iter("ratelimit:*{tests.apps.fleet.exempt}*:state"))
-        for index in range(5, 11):
-            fleet.send("without_key", index)
+        fleet.send_each("without_key", range(5, 11))
         fleet.send("without_key", 11, "ann")
-        fleet.wait_for(9, 20)
-        assert sorted(start.index for start in fleet.starts()) == [0, 1, 2, 3, 4, 5, 6, 7, 11]
+        fleet.wait_for_each([0, 1, 2, 3, 4, 5, 6, 7, 11], 20)

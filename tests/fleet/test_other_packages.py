@@ -10,16 +10,13 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_ratelimit import Throttled
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, errors, until
+from tests.fleet_of import NewFleet, errors, until
 
 APP = "tests.apps.companions"
 
 
-def test_pydantic_task_has_a_limit_for_each_tenant_by_a_field(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, app=APP) as fleet:
+def test_pydantic_task_has_a_limit_for_each_tenant_by_a_field(new_fleet: NewFleet) -> None:
+    with new_fleet(app=APP) as fleet:
         fleet.start("-P", "threads", "-c", "2")
         orders = [("ann", 2), ("ann", 1), ("bob", 3)]
         sent = [
@@ -35,10 +32,10 @@ def test_pydantic_task_has_a_limit_for_each_tenant_by_a_field(
 
 
 def test_locks_of_other_packages_are_released_when_a_limit_ends_the_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, store: redis.Redis
 ) -> None:
     """``on_throttled_out``, ``on_failure`` or ``after_return`` release it, so that the same call is sent again."""
-    with Fleet(server, tmp_path, app=APP) as fleet:
+    with new_fleet(app=APP) as fleet:
         fleet.start("-P", "threads", "-c", "2")
 
         def call(name: str, index: int) -> AsyncResult:
@@ -63,10 +60,8 @@ def is_lock(key: str) -> bool:
 
 
 @pytest.mark.slow
-def test_on_throttled_out_is_called_once_for_each_ended_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, app=APP) as fleet:
+def test_on_throttled_out_is_called_once_for_each_ended_task(new_fleet: NewFleet, tmp_path: Path) -> None:
+    with new_fleet(app=APP) as fleet:
         fleet.start()
         names = ["dropped", "overflowed", "coalesced", "parked", "held", "failed"]
         for result in [fleet.sender.send_task(name, (0,)) for name in names]:

@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 import redis
@@ -17,7 +16,7 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.far_away import far_away
-from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, outcome, until
+from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, outcome, until
 from tests.parks import park_one
 
 NAME = "tests.apps.fleet.retry"
@@ -28,11 +27,10 @@ def parked(fleet: Fleet, name: str = NAME) -> int:
 
 
 def test_an_unlimited_task_passes_a_throttled_backlog(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
-    with Fleet(server, tmp_path, rate="5/s") as fleet:
-        for index in range(200):
-            fleet.send("retry", index)
+    with new_fleet(rate="5/s") as fleet:
+        fleet.send_each("retry", range(200))
         fleet.send("plain", 1000)
         fleet.start(number=2)
         until(lambda: 1000 in {start.index for start in fleet.starts()}, 15, "the unlimited task")
@@ -53,12 +51,9 @@ def test_an_unlimited_task_passes_a_throttled_backlog(
 
 
 @pytest.mark.slow
-def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="1/s") as fleet:
-        for index in range(60):
-            fleet.send("retry", index)
+def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+    with new_fleet(rate="1/s") as fleet:
+        fleet.send_each("retry", range(60))
         fleet.start()
         fleet.wait_for(2, 20)
         until(lambda: parked(fleet) > 50, 20, "tasks being parked")
@@ -68,16 +63,13 @@ def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(
         time.sleep(1.5)  # who had a slot has missed it
         Limiter.from_url(server.url).set_rate(NAME, "20/s", force=True)
         fleet.launch()
-        fleet.wait_for(60, 30)
-        assert sorted(start.index for start in fleet.starts()) == list(range(60))
+        fleet.wait_for_each(range(60), 30)
         assert_never_over(fleet.permits(), 20)
 
 
 @pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
-def test_a_parked_task_that_will_not_run_leaves_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
-) -> None:
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+def test_a_parked_task_that_will_not_run_leaves_at_once(new_fleet: NewFleet, store: redis.Redis, how: str) -> None:
+    with new_fleet(rate="1/h") as fleet:
         fleet.start()
         expires = datetime.now(timezone.utc) + timedelta(seconds=6) if how == "expired" else None
         fleet.send("retry", 0)
@@ -97,12 +89,12 @@ def test_a_parked_task_that_will_not_run_leaves_at_once(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, how: str
 ) -> None:
     rate, number = 10, 150
     limiter = Limiter.from_url(server.url, quotas={NAME: Limit(f"{rate}/s", name=NAME)})
     # No task goes to another queue meanwhile, however long this takes.
-    with Fleet(server, tmp_path, rate=f"{rate}/s", ratelimit_orphans_after=3600) as fleet:
+    with new_fleet(rate=f"{rate}/s", ratelimit_orphans_after=3600) as fleet:
         limiter.pause(NAME, 600, force=True)
         fleet.start("-Q", "a")
         fleet.launch("-Q", "b")
@@ -137,9 +129,11 @@ def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
 
 
 @pytest.mark.slow
-def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_heavy_tasks_that_expire_together_all_end(
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
+) -> None:
     """60 MB; a store has half a second for a reply."""
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+    with new_fleet(rate="1/h") as fleet:
         fleet.start()
         fleet.send("retry", 0).get(timeout=10)
         Limiter.from_url(server.url).pause(NAME, 600, force=True)
@@ -153,11 +147,9 @@ def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store:
         assert not list(fleet.parking_lots().lots(NAME))
 
 
-def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(new_fleet: NewFleet, store: redis.Redis) -> None:
     """The store knows it by another id than that of the first attempt."""
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+    with new_fleet(rate="1/h") as fleet:
         fleet.start()
         result = fleet.send("stubborn", 0)
         until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 1, 10)
@@ -168,12 +160,10 @@ def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(
             result.get(timeout=10)
 
 
-def test_people_let_parked_tasks_out_and_throw_them_away(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="1/h", ratelimit_quotas={NAME: "1/h"}) as fleet:
+def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+    with new_fleet(rate="1/h", ratelimit_quotas={NAME: "1/h"}) as fleet:
         fleet.start()
-        results = [fleet.send("retry", index) for index in range(6)]
+        results = fleet.send_each("retry", range(6))
         lots = fleet.parking_lots()
         until(lambda: parked(fleet) == 5, 10)
         until(lambda: [lot.drains_in for lot in lots.lots(NAME)] != [None], 20, "a forecast, once the worker is known")
@@ -194,12 +184,11 @@ def test_people_let_parked_tasks_out_and_throw_them_away(
 
 
 def test_a_new_rate_and_a_pause_are_for_the_parked_too(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="2/s") as fleet:
-        for index in range(100):
-            fleet.send("retry", index)
+    with new_fleet(rate="2/s") as fleet:
+        fleet.send_each("retry", range(100))
         fleet.start()
         until(lambda: parked(fleet) > 80, 20)
         limiter.pause(NAME, 60, force=True)
@@ -217,11 +206,9 @@ def test_a_new_rate_and_a_pause_are_for_the_parked_too(
 
 
 @pytest.mark.slow
-def test_what_overflows_goes_to_another_queue_as_it_was_sent(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="4/s") as fleet:
-        results = [fleet.send("overflowing", index) for index in range(20)]
+def test_what_overflows_goes_to_another_queue_as_it_was_sent(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet(rate="4/s") as fleet:
+        results = fleet.send_each("overflowing", range(20))
         fleet.start("-Q", "celery")
         until(lambda: store.llen("later") >= 5, 10, "tasks going to the other queue")
         until(lambda: fleet.started() >= 4, 10)
@@ -236,7 +223,7 @@ def test_what_overflows_goes_to_another_queue_as_it_was_sent(
 @pytest.mark.slow
 @pytest.mark.parametrize("away", [0.0, 0.005], ids=["near", "far"])
 def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, away: float
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, away: float
 ) -> None:
     """It collects what has lived for a second so rarely that a worker grew by a kilobyte a task.
 
@@ -244,11 +231,10 @@ def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(
     """
     with (
         far_away(server, away) as address,
-        Fleet(server, tmp_path, rate="50/s", app="tests.apps.uncollected", ratelimit_url=address) as fleet,
+        new_fleet(rate="50/s", app="tests.apps.uncollected", ratelimit_url=address) as fleet,
     ):
         fleet.start()
-        for index in range(150):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(150))
         fleet.wait_for(150, 20)
         until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
 
@@ -259,9 +245,9 @@ def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(
         until(lambda: left() <= 20, 10, "the requests being gone")
 
 
-def test_max_wait_counts_those_who_are_parked(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="10/s") as fleet:
-        results = [fleet.send("impatient", index) for index in range(40)]
+def test_max_wait_counts_those_who_are_parked(new_fleet: NewFleet) -> None:
+    with new_fleet(rate="10/s") as fleet:
+        results = fleet.send_each("impatient", range(40))
         fleet.start()
         states = Counter(map(outcome, results))
         # Half a second from when each has come; a task that is late for its slot on a busy machine keeps its place.
@@ -270,12 +256,9 @@ def test_max_wait_counts_those_who_are_parked(server: EmbeddedServer, store: red
 
 
 @pytest.mark.slow
-def test_a_short_visibility_timeout_makes_nothing_run_twice(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="40/s", broker_transport_options={"visibility_timeout": 3}) as fleet:
-        for index in range(400):
-            fleet.send("late", index)
+def test_a_short_visibility_timeout_makes_nothing_run_twice(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet(rate="40/s", broker_transport_options={"visibility_timeout": 3}) as fleet:
+        fleet.send_each("late", range(400))
         fleet.start(number=2)
         fleet.wait_for(400, 60)
         until(lambda: not store.hlen("unacked"), 10)
@@ -283,12 +266,11 @@ def test_a_short_visibility_timeout_makes_nothing_run_twice(
 
 
 def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, store: redis.Redis
 ) -> None:
     """One process and a prefetch of four: without it, the queue that has to wait fills it."""
-    with Fleet(server, tmp_path, rate="1/5s") as fleet:
-        for index in range(20):
-            fleet.send("wait", index, queue="slow")
+    with new_fleet(rate="1/5s") as fleet:
+        fleet.send_each("wait", range(20), queue="slow")
         fleet.start("-Q", "slow,celery", "-c", "1")
         fleet.wait_for(1, 20)
         until(lambda: store.hlen("unacked") >= 1, 5)
@@ -310,12 +292,12 @@ def _now(store: redis.Redis) -> float:
 
 @pytest.mark.slow
 def test_one_busy_tenant_beside_many_whose_limits_are_closed(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     name, number, rate = "tests.apps.fleet.tenant", 500, 20
     limit = Limit("1/h", name=name, key="tenant:{tenant}")
     limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+    with new_fleet(rate="1/h") as fleet:
         parking = fleet.parking_lots()._backlog
         for index in range(number):
             asked = LimitRequest(limit, name, f"tenant:{index}")
@@ -323,8 +305,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
             message = json.dumps({"headers": {"id": f"{index}"}})
             park_one(parking, asked, f"{index}@celery", message)
         limiter.set_rate(name, f"{rate}/s", key="tenant:busy", force=True)
-        for index in range(120):
-            fleet.send("tenant", index, "busy")
+        fleet.send_each("tenant", range(120), "busy")
         fleet.start(number=2)
         fleet.wait_for(20, 20)
         lots = f"ratelimit:v1:{{{name}}}::due@{parking._fleet}"

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import redis
-
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import NewFleet, assert_never_over, until
 
 #: Tasks of low importance that wait, and of high importance that come when the first of them have started.
 LOW, HIGH = 200, 10
 QUEUES = {"celery": {"queue_arguments": {"x-max-priority": 9}}}
 
 
-def test_tasks_of_high_priority_pass_a_backlog(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
-) -> None:
+def test_tasks_of_high_priority_pass_a_backlog(new_fleet: NewFleet, server: EmbeddedServer, broker_url: str) -> None:
     """They wait only for tasks that have left the backlog, which have slots within a second."""
     low, high = (9, 0) if broker_url == server.url else (0, 9)
-    with Fleet(server, tmp_path, rate="20/s", broker=broker_url, ratelimit_url=server.url, task_queues=QUEUES) as fleet:
-        for index in range(LOW):
-            fleet.send("retry", index, priority=low)
+    with new_fleet(rate="20/s", broker=broker_url, ratelimit_url=server.url, task_queues=QUEUES) as fleet:
+        fleet.send_each("retry", range(LOW), priority=low)
         fleet.start(number=2)
         until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots()) >= LOW / 2, 20, "the backlog being parked")
         before = {start.index for start in fleet.starts()}

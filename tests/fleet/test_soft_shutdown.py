@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
-import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, errors, until
+from tests.fleet_of import NewFleet, errors, until
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_soft_shutdown_releases_leases_of_ended_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
-) -> None:
-    with Fleet(server, tmp_path, worker_soft_shutdown_timeout=120.0) as fleet:
+def test_soft_shutdown_releases_leases_of_ended_tasks(new_fleet: NewFleet, pool: str) -> None:
+    with new_fleet(worker_soft_shutdown_timeout=120.0) as fleet:
         fleet.start("-Q", "first", "-P", pool, "-c", "1")
         fleet.start("-Q", "second", "-P", pool, "-c", "1")
         fleet.send("train", 0, 3.0, 4, queue="first")

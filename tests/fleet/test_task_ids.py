@@ -15,10 +15,9 @@ from kombu import Consumer as KombuConsumer
 from celery_ratelimit._celery import stored_id
 from celery_ratelimit._celery.saved_message import COPY_HEADER, RETURN_HEADER
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 APP = "tests.apps.ids"
-QUICK = "--without-mingle"
 
 
 class Ids(Fleet):
@@ -31,11 +30,11 @@ class Ids(Fleet):
 
 @pytest.mark.slow
 def test_replacing_task_waits_for_a_lease_of_its_own(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, broker_url: str
 ) -> None:
     """It has the id of the one that it replaces, which is still running when it comes."""
-    with Ids(server, tmp_path, broker=broker_url) as fleet:
-        fleet.start(QUICK, "-P", "prefork" if broker_url == server.url else "threads")
+    with Ids(new_fleet, broker=broker_url) as fleet:
+        fleet.start("-P", "prefork" if broker_url == server.url else "threads")
         for number in range(2):
             fleet.call("replacing", 10 * number, 0.3)
         fleet.wait_for(8, 60)
@@ -52,11 +51,9 @@ def test_replacing_task_waits_for_a_lease_of_its_own(
     [("redis", "numbered"), pytest.param("rabbitmq", "patient", marks=pytest.mark.slow)],
     indirect=["broker_url"],
 )
-def test_reused_task_id_loses_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
-) -> None:
-    with Ids(server, tmp_path, rate="2/s", broker=broker_url) as fleet:
-        fleet.start(QUICK, number=2)
+def test_reused_task_id_loses_no_task(new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, task: str) -> None:
+    with Ids(new_fleet, rate="2/s", broker=broker_url) as fleet:
+        fleet.start(number=2)
         fleet.call(task, 0)
         fleet.wait_for(1, 20)
         for index in range(1, 7):

@@ -12,8 +12,8 @@ import httpx
 import redis
 
 from benchmarks import processes
-from celery_ratelimit.testing import EmbeddedServer, free_port
-from tests.fleet_of import Fleet, assert_never_over, assert_over, until
+from celery_ratelimit.testing import free_port
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 RATE, WAVES, EACH = 50, 8, 13
 ALL = WAVES * EACH
@@ -46,7 +46,7 @@ def client_of(url: str, **query: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=90, limits=httpx.Limits(max_connections=None), params=query)
 
 
-def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_web_process_and_fleet_share_a_quota(new_fleet: NewFleet, tmp_path: Path) -> None:
     """Tasks and requests come together, in waves, half again as many as the quota lets through."""
 
     async def requested(fleet: Fleet, url: str) -> list[int]:
@@ -59,7 +59,7 @@ def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redi
                 await asyncio.sleep(2 * EACH / RATE / 1.5)
             return [answer.status_code for answer in await asyncio.gather(*requests)]
 
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", install=True, **CONF) as fleet, web_process(fleet) as url:
+    with new_fleet(rate=f"{RATE}/s", install=True, **CONF) as fleet, web_process(fleet) as url:
         fleet.start(number=2)
         assert asyncio.run(requested(fleet, url)) == [200] * ALL
         fleet.wait_for(ALL, 60)
@@ -73,8 +73,8 @@ def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redi
         assert "Traceback" not in fleet.log(0) + fleet.log(1) + (tmp_path / "web.log").read_text()
 
 
-def test_refused_requests_have_a_retry_after_header(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/m") as fleet, web_process(fleet) as url:
+def test_refused_requests_have_a_retry_after_header(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet(rate="1/m") as fleet, web_process(fleet) as url:
 
         async def requested() -> list[int]:
             async with client_of(url, max_wait=0.5) as client:
