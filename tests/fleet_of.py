@@ -163,7 +163,8 @@ class Fleet:
         self.sender.close()
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
-        name = task if task == "whole" else self.prefix + task
+        """``task``: a name after ``prefix``, or a whole one, which has a dot."""
+        name = task if "." in task or task == "whole" else self.prefix + task
         return self.sender.send_task(name, args=args, **options)
 
     def send_each(self, task: str, indexes: Iterable[int], *args: Any, **options: Any) -> list[Any]:

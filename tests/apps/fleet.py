@@ -131,7 +131,7 @@ LIMITED: dict[Callable[..., int], dict[str, dict[str, Any]]] = {
 for _body, _tasks in LIMITED.items():
     for _name, _options in _tasks.items():
         app.task(base=RateLimitedTask, name=f"{__name__}.{_name}", **_options)(_body)
-for _name in ("plain", "other", "third"):
+for _name in ("plain", "other"):
     app.task(name=f"{__name__}.{_name}")(start)
 
 

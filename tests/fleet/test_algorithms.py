@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import redis
+
 from benchmarks.measures import worst_second
 from celery_ratelimit import Limit, Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer
@@ -78,3 +80,14 @@ def test_keys_have_rates_from_settings_or_a_callable_despite_its_errors(new_flee
     for index, rate in ((1000, 20), (1001, 5)):
         assert_never_over([permit for permit in permits if permit.index == index], rate)
         assert_over([permit for permit in permits if permit.index == index], rate / 2)
+
+
+def test_missing_key_exempts_tasks_or_shares_a_bucket(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet() as fleet:
+        fleet.start("-P", "threads", "-c", "2")
+        fleet.send_each("exempt", range(5))
+        fleet.wait_for(5, 20)
+        assert not list(store.scan_iter("ratelimit:*{tests.apps.fleet.exempt}*:state"))
+        fleet.send_each("without_key", range(5, 11))
+        fleet.send("without_key", 11, "ann")
+        fleet.wait_for_each([0, 1, 2, 3, 4, 5, 6, 7, 11], 20)

@@ -37,11 +37,10 @@ def test_autoscaler_starts_no_process_for_throttled_tasks(new_fleet: NewFleet, s
         fleet.wait_for(12 + 2 * 6, 30)
 
 
-@pytest.mark.parametrize("task", ["wait", "retry", "unlimited"])
+@pytest.mark.parametrize("task", ["wait", "retry", "busy"])
 def test_autoscaler_starts_processes_for_granted_tasks(new_fleet: NewFleet, task: str) -> None:
-    with new_fleet(rate="1000/s", app="tests.apps.growing_pool") as fleet:
+    with new_fleet(rate="1000/s", app="tests.apps.beside", prefix="tests.apps.beside.") as fleet:
         fleet.start("--autoscale", "4,1", "-c", "1")
-        for index in range(8):
-            fleet.sender.send_task(f"slow_{task}", (index,))
+        fleet.send_each(task, range(8), 5.0)
         fleet.wait_for(4, 30)
         until(lambda: fleet.asked("stats")["autoscaler"]["current"] == 4, 20, "four processes")

@@ -45,14 +45,14 @@ def last(id: str, ended: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("which", "kind", "workers"),
+    ("which", "broker_url", "workers"),
     [("newest", "redis", 1), ("oldest", "redis", 2), pytest.param("newest", "rabbitmq", 2, marks=pytest.mark.slow)],
+    indirect=["broker_url"],
 )
 def test_equal_waiting_tasks_end_in_favour_of_one_that_runs(
-    new_fleet: NewFleet, server: EmbeddedServer, request: pytest.FixtureRequest, which: str, kind: str, workers: int
+    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, which: str, workers: int
 ) -> None:
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    with new_fleet(rate=f"{RATE}/s", broker=broker, ratelimit_url=server.url) as fleet:
+    with new_fleet(rate=f"{RATE}/s", broker=broker_url, ratelimit_url=server.url) as fleet:
         fleet.start(number=workers)
         fleet.send(which, -1, "other").get(timeout=20)
         results = [fleet.send(which, index, index % ACCOUNTS) for index in range(ACCOUNTS * ROUNDS)]

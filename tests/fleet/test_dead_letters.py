@@ -52,16 +52,29 @@ TOPIC = {"exchange": "shop", "exchange_type": "topic", "routing_key": "order.#"}
             id="quorum",
             marks=pytest.mark.slow,
         ),
+        pytest.param(TOPIC, None, "topic", "order.new", "order.new", id="policy", marks=pytest.mark.slow),
     ],
 )
 def test_a_task_that_is_rejected_after_its_return_is_a_dead_letter_as_any(
-    new_fleet: NewFleet, broker: Broker, queue: dict[str, Any], arguments: dict[str, Any], dlx: str, sent: str, key: str
+    new_fleet: NewFleet,
+    rabbitmq: RabbitMQ,
+    queue: dict[str, Any],
+    arguments: dict[str, Any] | None,
+    dlx: str,
+    sent: str,
+    key: str,
 ) -> None:
+    broker = rabbitmq.broker()
     bound(broker, dlx, key)
-    with new_fleet(rate="20/s", app=APP, broker=broker.url, **conf(queue, **arguments)) as fleet:
+    settings = conf(queue, **(arguments or {}))
+    if arguments is None:  # it sets the dead-letter exchange, which no worker knows of
+        settings["task_queues"]["jobs"] = queue
+        host, policy = broker.url.rpartition("/")[2], json.dumps({"dead-letter-exchange": "dlx"})
+        rabbitmq.ctl("set_policy", "-p", host, "dead", r"^jobs(\.throttled)?$", policy)
+    with new_fleet(rate="20/s", app=APP, broker=broker.url, **settings) as fleet:
         fleet.start()
         for index in range(40):
-            fleet.sender.send_task(REJECTED, (index,), exchange="shop", routing_key=sent, priority=index % 3)
+            fleet.send(REJECTED, index, exchange="shop", routing_key=sent, priority=index % 3)
         fleet.wait_for(40, 20)
         assert_never_over(fleet.permits(), 20)
         until(lambda: broker.ready("dead") >= 40, 10, "40 dead letters")
@@ -80,8 +93,7 @@ def test_a_dead_letter_that_comes_back_to_its_queue_is_run(new_fleet: NewFleet, 
     bound(broker, "direct", "charge", **back)
     with new_fleet(rate="20/s", app=APP, broker=broker.url, **conf(DIRECT)) as fleet:
         fleet.start()
-        for index in range(30):
-            fleet.sender.send_task("tests.apps.rejecting.second_time", (index,), exchange="shop", routing_key="charge")
+        fleet.send_each("tests.apps.rejecting.second_time", range(30), exchange="shop", routing_key="charge")
         until(lambda: len(fleet.starts()) >= 60, 20, "each a second time")
         assert sorted(start.index for start in fleet.starts()) == sorted([*range(30), *range(30)])
         assert_never_over(fleet.permits(), 20)
@@ -96,8 +108,7 @@ def test_a_dead_letter_is_throttled_by_the_queue_that_it_has_come_to(new_fleet: 
     with new_fleet(rate="20/s", app=APP, broker=broker.url, **settings) as fleet:
         fleet.start("-Q", "jobs")
         fleet.start("-Q", "dead")
-        for index in range(30):
-            fleet.sender.send_task("tests.apps.rejecting.second_time", (index,), exchange="shop", routing_key="charge")
+        fleet.send_each("tests.apps.rejecting.second_time", range(30), exchange="shop", routing_key="charge")
         until(lambda: len(fleet.starts()) >= 60, 20, "each a second time")
         until(lambda: fleet.log(1).count("succeeded") >= 30, 20, "the end of the last one")
         assert fleet.log(1).count("succeeded") == 30
@@ -117,22 +128,6 @@ def test_a_task_finds_the_routing_key_that_it_was_sent_with(
             ("shop", f"order.{n}") for n in range(10)
         ]
         assert "parked" in fleet.log()
-
-
-@pytest.mark.slow
-def test_a_policy_for_a_queue_and_its_return_queue(new_fleet: NewFleet, rabbitmq: RabbitMQ) -> None:
-    """It sets the dead-letter exchange, which no worker knows of."""
-    broker = rabbitmq.broker()
-    bound(broker, "topic", "order.#")
-    host, policy = broker.url.rpartition("/")[2], json.dumps({"dead-letter-exchange": "dlx"})
-    rabbitmq.ctl("set_policy", "-p", host, "dead", r"^jobs(\.throttled)?$", policy)
-    queues = {"task_queues": {"jobs": TOPIC}, "task_default_queue": "jobs"}
-    with new_fleet(rate="20/s", app=APP, broker=broker.url, **queues) as fleet:
-        fleet.start()
-        for index in range(40):
-            fleet.sender.send_task(REJECTED, (index,), exchange="shop", routing_key="order.new")
-        until(lambda: broker.ready("dead") >= 40, 20, "40 dead letters")
-        assert {letter.delivery_info["routing_key"] for letter in dead_letters(broker)} == {"order.new"}
 
 
 @pytest.mark.parametrize("broker_of", [pytest.param("server", marks=pytest.mark.slow), "broker"])
@@ -170,31 +165,28 @@ def test_a_return_queue_has_no_length(new_fleet: NewFleet, broker: Broker, overf
             declared(connection.default_channel).queue_declare()  # refused, if it had another argument
 
 
-def test_a_parked_task_ends_when_its_queue_would_have_ended_it(new_fleet: NewFleet, broker: Broker) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expiration", "pool"),
+    [
+        pytest.param({"x-message-ttl": 3000}, None, "prefork", id="of the queue"),
+        pytest.param({}, 2, "prefork", id="its own"),
+        pytest.param({}, 2, "threads", id="its own, threads", marks=pytest.mark.slow),
+    ],
+)
+def test_a_parked_task_ends_by_the_time_to_live_of_its_queue_or_its_own(
+    new_fleet: NewFleet, broker: Broker, arguments: dict[str, Any], expiration: int | None, pool: str
+) -> None:
     bound(broker, "direct", "charge")
-    ttl = {"x-message-ttl": 3000}
-    with new_fleet(rate="5/s", broker=broker.url, **conf(DIRECT, **ttl)) as fleet:
-        fleet.start()
-        fleet.send_each("retry", range(60), exchange="shop", routing_key="charge")
-        until(lambda: fleet.started() + broker.ready("dead") >= 60, 20, "an end of each")
+    with new_fleet(rate="5/s", broker=broker.url, **conf(DIRECT, **arguments)) as fleet:
+        fleet.start("-P", pool)
+        for index in range(60):
+            brief = {"expiration": expiration} if expiration and index >= 30 else {}
+            fleet.send("retry", index, exchange="shop", routing_key="charge", **brief)
+        until(lambda: fleet.started() + broker.ready("dead") >= 60, 30, "an end of each")
         started, letters = fleet.started(), dead_letters(broker)
         assert started + len(letters) == 60
         assert started < 40, "the rest would have been run after seconds"
+        assert {start.index for start in fleet.starts()} >= set(range(30 if expiration else 0))
         assert {letter.delivery_info["routing_key"] for letter in letters} == {"charge"}
         until(lambda: not any(lot.parked for lot in fleet.parking_lots().lots()), 10, "no task being parked")
         assert "Traceback" not in fleet.log()
-
-
-@pytest.mark.parametrize(
-    "pool", [pytest.param((), id="prefork"), pytest.param(("-P", "threads"), id="threads", marks=pytest.mark.slow)]
-)
-def test_a_parked_task_ends_by_its_own_time_to_live(new_fleet: NewFleet, broker: Broker, pool: tuple[str, ...]) -> None:
-    bound(broker, "direct", "charge")
-    with new_fleet(rate="5/s", broker=broker.url, **conf(DIRECT)) as fleet:
-        fleet.start(*pool)
-        for index in range(60):
-            brief = {"expiration": 2} if index >= 30 else {}
-            fleet.send("retry", index, exchange="shop", routing_key="charge", **brief)
-        until(lambda: fleet.started() + broker.ready("dead") >= 60, 30, "an end of each")
-        assert {start.index for start in fleet.starts()} >= set(range(30))
-        assert len(dead_letters(broker)) == 60 - fleet.started() > 20

@@ -64,8 +64,7 @@ def test_tasks_registered_after_worker_start_are_limited(new_fleet: NewFleet, se
         # A changed rate reaches them, too.
         limiter = Limiter.from_url(server.url)
         limiter.set_rate("of its own", "1/h", force=True)
-        for index in range(200, 204):
-            fleet.sender.send_task("later.by_itself", (index,))
+        fleet.send_each("later.by_itself", range(200, 204))
         until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots("of its own")) >= 3, 10, "a backlog")
         limiter.set_rate("of its own", "50/s", force=True)
         fleet.wait_for(20, 20)

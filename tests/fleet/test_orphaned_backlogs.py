@@ -39,10 +39,20 @@ def parked(fleet: Fleet) -> Mapping[str, int]:
     return counts
 
 
-def test_backlog_of_a_renamed_quota_returns_to_its_queue(
-    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str
+@pytest.mark.parametrize(
+    ("broker_url", "app", "later"),
+    [
+        pytest.param("redis", "fleet", quota("stripe_v2", "100/s"), id="renamed"),
+        pytest.param("rabbitmq", "fleet", quota("stripe_v2", "100/s"), id="renamed, rabbitmq", marks=pytest.mark.slow),
+        # Nothing is limited any more, and no gate would be needed.
+        pytest.param("redis", "gate_only", {}, id="removed", marks=pytest.mark.slow),
+    ],
+    indirect=["broker_url"],
+)
+def test_backlog_of_a_renamed_or_removed_quota_returns_to_its_queue(
+    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, app: str, later: dict[str, Any]
 ) -> None:
-    with new_fleet(install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
+    with new_fleet(install=True, app=f"tests.apps.{app}", broker=broker_url, ratelimit_url=server.url) as fleet:
         deploy(fleet, ratelimit_url=server.url, **quota("stripe", "1/h"))
         fleet.start()
         for index in range(40):
@@ -51,7 +61,7 @@ def test_backlog_of_a_renamed_quota_returns_to_its_queue(
         (lot,) = ParkingLots(fleet.sender).lots()
         assert (lot.name, lot.parked, lot.attended) == ("stripe", 39, True)
         fleet.stop()
-        deploy(fleet, ratelimit_url=server.url, **quota("stripe_v2", "100/s"))
+        deploy(fleet, ratelimit_url=server.url, **later)
         fleet.start()
         fleet.wait_for(40, 30)
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(40), 1)
@@ -59,21 +69,6 @@ def test_backlog_of_a_renamed_quota_returns_to_its_queue(
         assert "39 tasks are parked for the limit 'stripe', which no worker has had" in log
         assert "39 tasks of the limit 'stripe', which no worker has, are in their queues again: celery" in log
         assert not parked(fleet)
-
-
-@pytest.mark.slow
-def test_backlog_of_the_last_removed_limit_returns_to_its_queue(new_fleet: NewFleet, store: redis.Redis) -> None:
-    """Nothing is limited any more, and no gate would be needed."""
-    with new_fleet(app="tests.apps.gate_only", **quota("stripe", "1/h")) as fleet:
-        deploy(fleet, **quota("stripe", "1/h"))
-        fleet.start()
-        fleet.send_each("plain", range(10))
-        until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
-        fleet.stop()
-        deploy(fleet)
-        fleet.start()
-        fleet.wait_for(10, 30)
-        until(lambda: not store.keys("*:parked@*"), 10, "nothing being parked")
 
 
 @pytest.mark.slow
@@ -201,3 +196,21 @@ def test_unknown_limit_name_is_refused_without_force(new_fleet: NewFleet, act: s
             getattr(lots, act)("strpe")
         assert not getattr(lots, act)("strpe", force=True)
         assert not getattr(lots, act)("stripe")
+
+
+def test_parked_tasks_run_after_the_index_was_lost(
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
+) -> None:
+    with new_fleet(rate="50/s") as fleet:
+        fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": 3.0})
+        fleet.start()
+        Limiter.from_url(server.url).pause(RETRY, 3600, force=True)
+        fleet.send_each("retry", range(60))
+        until(lambda: [lot.parked for lot in ParkingLots(fleet.sender).lots(RETRY)] == [60], 20, "a backlog")
+        lost = [key for kind in ("due", "parked") for key in store.keys(f"*:{kind}@*")]
+        assert len(lost) == 2
+        store.delete(*lost)
+        Limiter.from_url(server.url).resume(RETRY, force=True)
+        fleet.wait_for(60, 40)
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(60), 1)
+        until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "the warning")

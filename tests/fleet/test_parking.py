@@ -15,11 +15,10 @@ from benchmarks.measures import displacement
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
-from tests.far_away import far_away
-from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, outcome, until
+from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, until
 from tests.parks import park_one
 
-NAME = "tests.apps.fleet.retry"
+NAME, BOUNDED = "tests.apps.fleet.retry", "tests.apps.fleet.bounded"
 
 
 def parked(fleet: Fleet, name: str = NAME) -> int:
@@ -65,25 +64,6 @@ def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(new_fleet: NewFleet,
         fleet.launch()
         fleet.wait_for_each(range(60), 30)
         assert_never_over(fleet.permits(), 20)
-
-
-@pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
-def test_a_parked_task_that_will_not_run_leaves_at_once(new_fleet: NewFleet, store: redis.Redis, how: str) -> None:
-    with new_fleet(rate="1/h") as fleet:
-        fleet.start()
-        expires = datetime.now(timezone.utc) + timedelta(seconds=6) if how == "expired" else None
-        fleet.send("retry", 0)
-        result = fleet.send("retry", 1, expires=expires)
-        fleet.send("retry", 2)
-        until(lambda: parked(fleet) == 2, 10)
-        if how == "revoked":
-            result.revoke()
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=10)
-        until(lambda: parked(fleet) == 1, 10)
-        (left,) = fleet.parking_lots().tasks(NAME)
-        assert left.args == "(2,)"
-        assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
 
 
 @pytest.mark.slow
@@ -147,17 +127,29 @@ def test_heavy_tasks_that_expire_together_all_end(
         assert not list(fleet.parking_lots().lots(NAME))
 
 
-def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(new_fleet: NewFleet, store: redis.Redis) -> None:
-    """The store knows it by another id than that of the first attempt."""
-    with new_fleet(rate="1/h") as fleet:
+def test_waiting_tasks_that_are_revoked_or_expire_leave_at_once(new_fleet: NewFleet, store: redis.Redis) -> None:
+    """None waits for its slot, which is in minutes: neither parked ones, nor with "wait" those in the worker."""
+    stubborn = "tests.apps.fleet.stubborn"
+    with new_fleet(rate="6/h") as fleet:
         fleet.start()
-        result = fleet.send("stubborn", 0)
-        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 1, 10)
-        assert fleet.started() == 1
-        result.revoke()
-        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 0, 10)
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=10)
+        fleet.send_each("wait", [0])
+        _, revoked, left = fleet.send_each("retry", range(10, 13))
+        attempt = fleet.send("stubborn", 20)
+        until(lambda: (parked(fleet), parked(fleet, stubborn), fleet.started()) == (2, 1, 3), 20, "their waiting")
+        now = datetime.now(timezone.utc)
+        expired = fleet.send_each("wait", range(1, 6), expires=now + timedelta(seconds=2))
+        expired += fleet.send_each("retry", [13], expires=now + timedelta(seconds=6))
+        until(lambda: parked(fleet) == 3, 10, "its being parked")
+        revoked.revoke()
+        attempt.revoke()  # the store knows it by another id than that of the first attempt
+        for result in (revoked, attempt, *expired):
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=10)
+        until(lambda: (parked(fleet), parked(fleet, stubborn)) == (1, 0), 10, "their leaving the lots")
+        assert [task.id for task in fleet.parking_lots().tasks(NAME)] == [left.id]
+        assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
+        until(lambda: not store.exists("celery", "unacked"), 10, "their messages being let go")
+        assert fleet.started() == 3
 
 
 def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, server: EmbeddedServer) -> None:
@@ -183,28 +175,6 @@ def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, se
         assert not lots.lots(NAME)
 
 
-def test_a_new_rate_and_a_pause_are_for_the_parked_too(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
-) -> None:
-    limiter = Limiter.from_url(server.url)
-    with new_fleet(rate="2/s") as fleet:
-        fleet.send_each("retry", range(100))
-        fleet.start()
-        until(lambda: parked(fleet) > 80, 20)
-        limiter.pause(NAME, 60, force=True)
-        paused = _now(store)
-        time.sleep(2)
-        count = len(fleet.permits())
-        time.sleep(1)
-        assert max(permit.at for permit in fleet.permits()) <= paused + 0.2, "a permit that was taken ahead is used"
-        assert len(fleet.permits()) == count
-        limiter.resume(NAME, force=True)
-        assert_never_over(fleet.permits(), 2)
-        limiter.set_rate(NAME, "40/s", force=True)
-        fleet.wait_for(100, 10)  # at the rate before it takes more than PATIENCE times as long
-        assert_never_over(fleet.permits(), 40)
-
-
 @pytest.mark.slow
 def test_what_overflows_goes_to_another_queue_as_it_was_sent(new_fleet: NewFleet, store: redis.Redis) -> None:
     with new_fleet(rate="4/s") as fleet:
@@ -218,51 +188,6 @@ def test_what_overflows_goes_to_another_queue_as_it_was_sent(new_fleet: NewFleet
         fleet.launch("-Q", "later")
         assert sorted(result.get(timeout=20) for result in results) == list(range(20))
         assert_never_over(fleet.permits(), 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("away", [0.0, 0.005], ids=["near", "far"])
-def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, away: float
-) -> None:
-    """It collects what has lived for a second so rarely that a worker grew by a kilobyte a task.
-
-    Threads call a store that is far away, or whose machine is busy.
-    """
-    with (
-        far_away(server, away) as address,
-        new_fleet(rate="50/s", app="tests.apps.uncollected", ratelimit_url=address) as fleet,
-    ):
-        fleet.start()
-        fleet.send_each("retry", range(150))
-        fleet.wait_for(150, 20)
-        until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
-
-        def left() -> int:
-            ((number,),) = (said.values() for said in fleet.sender.control.broadcast("requests_left", reply=True))
-            return int(number)
-
-        until(lambda: left() <= 20, 10, "the requests being gone")
-
-
-def test_max_wait_counts_those_who_are_parked(new_fleet: NewFleet) -> None:
-    with new_fleet(rate="10/s") as fleet:
-        results = fleet.send_each("impatient", range(40))
-        fleet.start()
-        states = Counter(map(outcome, results))
-        # Half a second from when each has come; a task that is late for its slot on a busy machine keeps its place.
-        assert 2 <= states["done"] <= 30, "all of them would take four seconds"
-        assert states["throttled"] == 40 - states["done"]
-
-
-@pytest.mark.slow
-def test_a_short_visibility_timeout_makes_nothing_run_twice(new_fleet: NewFleet, store: redis.Redis) -> None:
-    with new_fleet(rate="40/s", broker_transport_options={"visibility_timeout": 3}) as fleet:
-        fleet.send_each("late", range(400))
-        fleet.start(number=2)
-        fleet.wait_for(400, 60)
-        until(lambda: not store.hlen("unacked"), 10)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(400), 1)
 
 
 def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
@@ -323,3 +248,30 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
         assert scripts <= 4 * tasks
         assert_over(fleet.permits()[20:], rate / 2)
         assert_never_over(fleet.permits(), rate)
+
+
+def test_backlog_of_each_key_is_bounded(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+    with new_fleet(rate="1/h") as fleet:
+        results = [fleet.send("bounded", index, "ab"[index % 2]) for index in range(2 * 25)]
+        fleet.start(number=2)
+        beyond = 2 * (25 - 1 - 5)
+        until(lambda: sum(result.ready() for result in results) == beyond + 2, 30, "the end of all but the parked ones")
+        lots = fleet.parking_lots()
+        assert {lot.key: lot.parked for lot in lots.lots(BOUNDED)} == dict.fromkeys(("a", "b"), 5)
+        states = Counter(result.state for result in results)
+        assert states == {"SUCCESS": 2, "REVOKED": beyond, "PENDING": 2 * 5}
+        reason = str(next(result.result for result in results if result.state == "REVOKED"))
+        assert reason.endswith(f", and {5} tasks wait already (max_parked)")
+
+        lots.purge(BOUNDED, "a", ids=[lots.tasks(BOUNDED, "a")[0].id])
+        another = [fleet.send("bounded", 100 + index, "a") for index in range(2)]
+        until(lambda: sum(result.ready() for result in another) == 1, 20, "one more being refused")
+        assert {lot.key: lot.parked for lot in lots.lots(BOUNDED)} == dict.fromkeys(("a", "b"), 5)
+
+        Limiter.from_url(server.url).set_rate(BOUNDED, "50/s", force=True)
+        fleet.wait_for(2 + 2 * 5, 20)
+        until(lambda: not lots.lots(BOUNDED), 20, "the lots being empty")
+        counted = Counter(result.state for result in [*results, *another])
+        assert counted["SUCCESS"] == 2 + 2 * 5
+        assert counted["REVOKED"] == beyond + 1
+        assert len(fleet.starts()) == 2 + 2 * 5

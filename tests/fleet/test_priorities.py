@@ -27,3 +27,25 @@ def test_tasks_of_high_priority_pass_a_backlog(new_fleet: NewFleet, server: Embe
         assert passed_by < LOW / 2, "in the order of arrival, or behind it, all of them"
         assert sorted(order + sorted(before)) == list(range(LOW + HIGH))
         assert_never_over(permits, 20)
+
+
+def test_priority_reserve_has_permits_beside_a_backlog(
+    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str
+) -> None:
+    """They come by their own queue, and none is throttled. Each of the others is sent again about once."""
+    low, high = (9, 0) if broker_url == server.url else (0, 9)
+    limit = {"rate": "20/s", "burst": 20, "priority_reserve": {str(high or 0): 10 / 20}}
+    with new_fleet(
+        broker=broker_url, ratelimit_url=server.url, ratelimit_tasks={"tests.apps.fleet.plain": limit}
+    ) as fleet:
+        fleet.send_each("plain", range(150), priority=low)
+        fleet.start("-Q", "celery,now", number=2)
+        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots()) >= 150 / 3, 20, "the backlog being parked")
+        important = [fleet.send("plain", 150 + index, priority=high, queue="now").id for index in range(10)]
+        fleet.wait_for(150 + 10, 60)
+        permits = fleet.permits()
+        assert_never_over(permits, 20, burst=20)
+        assert sorted(permit.index for permit in permits) == list(range(150 + 10))
+        logs = "".join(map(fleet.log, range(2)))
+        assert [id for id in important if f"[{id}] throttled" in logs] == []
+        assert fleet.sent_back() <= 1.2 * 150

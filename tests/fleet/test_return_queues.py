@@ -69,30 +69,25 @@ def test_each_worker_runs_tasks_of_its_own_queue_only(new_fleet: NewFleet, broke
         assert broker.ready("a", "b", "a.throttled", "b.throttled") == 0
 
 
-def both_killed_once(fleet: Fleet, number: int, timeout: float) -> None:
+@pytest.mark.slow
+def test_killed_workers_of_two_queues_lose_no_task(new_fleet: NewFleet, broker: Broker) -> None:
     """Each runs all of its own: as tasks are acknowledged late, also what was running."""
-    with fleet:
+    conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
+    with new_fleet(broker=broker.url, install=True, **conf) as fleet:
         for queue in ("a", "b"):
             fleet.launch("-Q", queue)
         fleet.start(number=0)
-        sent = send_to_both(fleet, number)
-        for index, started in ((0, number // 2), (1, number)):
-            fleet.wait_for(started, timeout)
+        sent = send_to_both(fleet, 120)
+        for index, started in ((0, 60), (1, 120)):
+            fleet.wait_for(started, 40)
             fleet.kill(index)
             fleet.launch("-Q", "ab"[index])
-        everything = {*range(number), *range(-number, 0)}
-        until(lambda: {start.index for start in fleet.starts()} == everything, timeout, "every task")
-        assert_never_over(fleet.permits(), 60 if number < 1000 else 200)
+        until(lambda: {start.index for start in fleet.starts()} == set(range(-120, 120)), 40, "every task")
+        assert_never_over(fleet.permits(), 60)
         for index, queue in enumerate("abab"):
             assert set(done_by(fleet, index)) <= set(sent[queue])
             assert "PreconditionFailed" not in fleet.log(index)
-        assert len(fleet.starts()) <= 2 * number + 8, "again only what was running"
-
-
-@pytest.mark.slow
-def test_killed_workers_of_two_queues_lose_no_task(new_fleet: NewFleet, broker: Broker) -> None:
-    conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
-    both_killed_once(new_fleet(broker=broker.url, install=True, **conf), 120, 40)
+        assert len(fleet.starts()) <= 240 + 8, "again only what was running"
 
 
 def test_tasks_wait_until_their_return_queue_is_declared(new_fleet: NewFleet, broker: Broker) -> None:
@@ -136,9 +131,13 @@ def test_worker_consumes_only_configured_queues(new_fleet: NewFleet, broker_url:
         assert [queue["name"] for queue in fleet.asked("active_queues")] == ["a"], "what Celery says of the worker"
 
 
-def test_return_queue_is_declared_with_the_first_throttled_task(new_fleet: NewFleet, broker: Broker) -> None:
+def test_return_queue_is_declared_with_the_first_throttled_task_of_any_worker(
+    new_fleet: NewFleet, broker: Broker
+) -> None:
+    """What another worker sends back when it is full is for these, which have throttled nothing of its queue."""
     with new_fleet(rate="10/s", broker=broker.url) as fleet:
-        fleet.start(number=2)
+        fleet.start("-Q", "celery,others", number=2)
+        backlog_of(fleet.sender).register.seen((), [("others.throttled", "others")])
         for index in range(20):
             fleet.send("wait", index)
             fleet.send("plain", 100 + index)
@@ -147,20 +146,12 @@ def test_return_queue_is_declared_with_the_first_throttled_task(new_fleet: NewFl
         fleet.send_each("retry", range(200, 230))
         fleet.wait_for(70, 20)
         until(lambda: broker.consumers("celery.throttled") == 2, 10, "both workers consume it")
+        until(lambda: broker.consumers("others.throttled") == 2, 25, "their consuming the other one's return queue")
         fleet.kill(0)
         fleet.kill(1)
         fleet.workers.clear()
         fleet.start()
         assert broker.consumers("celery.throttled") == 1, "it is there already"
-
-
-def test_worker_consumes_a_return_queue_declared_by_another(new_fleet: NewFleet, broker: Broker) -> None:
-    """What the other one sends back when it is full is for this one, which may have throttled nothing yet."""
-    with new_fleet(broker=broker.url) as fleet:
-        fleet.start()
-        assert not broker.has("celery.throttled")
-        backlog_of(fleet.sender).register.seen((), [("celery.throttled", "celery")])
-        until(lambda: broker.consumers("celery.throttled") == 1, 25, "its consuming the return queue")
 
 
 @pytest.mark.parametrize(
@@ -312,16 +303,6 @@ def test_worker_recovers_from_a_closed_channel(
 # -- They go with their queues -----------------------------------------------------------------------------------------
 
 
-def waiting(fleet: Fleet, url: str, queue: str) -> int:
-    """Messages in a queue, or parked."""
-    with fleet.sender.connection_for_read() as connection:
-        try:
-            ready = connection.default_channel.queue_declare(queue, passive=True).message_count
-        except connection.channel_errors:
-            ready = 0
-    return int(ready)
-
-
 @pytest.mark.slow
 def test_return_queues_follow_added_and_cancelled_queues(new_fleet: NewFleet, broker_url: str) -> None:
     with new_fleet(rate="5/s", broker=broker_url) as fleet:
@@ -345,8 +326,12 @@ def test_return_queues_follow_added_and_cancelled_queues(new_fleet: NewFleet, br
 
 
 def test_worker_may_consume_a_return_queue_alone(new_fleet: NewFleet, broker_url: str) -> None:
+    """Parked tasks return by the queue that it consumes, although the task queue has no consumer yet."""
     with new_fleet(rate="20/s", broker=broker_url) as fleet:
-        fleet.launch("-Q", "celery.throttled")
+        fleet.start("-Q", "celery.throttled")
+        attend = backlog_of(fleet.sender).register.attend
+        attend("other", ["celery", "c"], [], 6.0)
+        until(lambda: "celery" not in attend("other", ["c"], ["celery"], 6.0), 10, "its saying that it consumes both")
         fleet.start("-Q", "celery")
         fleet.send_each("retry", range(100))
         fleet.wait_for_each(range(100), 30)
@@ -355,24 +340,14 @@ def test_worker_may_consume_a_return_queue_alone(new_fleet: NewFleet, broker_url
         assert "throttled.throttled" not in fleet.log(0)
 
 
-def test_worker_of_a_return_queue_counts_as_consumer_of_its_queue(new_fleet: NewFleet) -> None:
-    """Parked tasks return by the queue that it consumes, although the task queue has no consumer."""
-    with new_fleet() as fleet:
-        fleet.start("-Q", "a.throttled")
-        parking = backlog_of(fleet.sender)
-        parking.register.attend("other", ["a", "c"], [], 6.0)
-        until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0), 10, "its saying so")
-
-
 @pytest.mark.parametrize("strategy", ["priority", pytest.param("sorted", marks=pytest.mark.slow)])
 def test_queue_order_strategy_does_not_delay_returned_tasks(
     new_fleet: NewFleet, store: redis.Redis, strategy: str
 ) -> None:
     options = {"queue_order_strategy": strategy}
     with new_fleet(rate="20/s", app=APP, broker_transport_options=options) as fleet:
-        ids = [fleet.send("retry", index, queue="high").id for index in range(20)]
-        for index in range(100, 180):
-            fleet.sender.send_task("tests.apps.returning.long", (index, 0.1), queue="low")
+        ids = [each.id for each in fleet.send_each("retry", range(20), queue="high")]
+        fleet.send_each("tests.apps.returning.long", range(100, 180), 0.1, queue="low")
         fleet.start("-c", "1", "-Q", "high,low")
         until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 17, 30, "what was throttled coming back")
         assert store.llen("low") >= 20, "before the other queue is empty"
@@ -385,7 +360,11 @@ def prefetch_of(fleet: Fleet) -> int:
     return int(fleet.asked("stats")["prefetch_count"])
 
 
-@pytest.mark.parametrize("most", [None, 5])
+@pytest.mark.parametrize(
+    ("broker_url", "most"),
+    [("redis", None), ("redis", 5), pytest.param("rabbitmq", 5, marks=pytest.mark.slow)],
+    indirect=["broker_url"],
+)
 def test_prefetch_count_is_restored_after_throttled_tasks_and_countdowns(
     new_fleet: NewFleet, broker_url: str, most: int | None
 ) -> None:
@@ -403,7 +382,7 @@ def test_returned_tasks_arrive_beside_a_full_prefetch_and_do_not_widen_it(new_fl
     """It is not part of the prefetch; Celery would let in a message for each that waits for its countdown."""
     with new_fleet(rate="40/s", app=APP, broker=broker_url) as fleet:
         ids = [fleet.send("retry", index).id for index in range(60)]
-        longs = [fleet.sender.send_task("tests.apps.returning.long", (index, 5.0)).id for index in range(100, 150)]
+        longs = [each.id for each in fleet.send_each("tests.apps.returning.long", range(100, 150), 5.0)]
         fleet.start("-c", "1")
         until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 40, 20, "what was throttled coming back")
         assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
@@ -412,8 +391,7 @@ def test_returned_tasks_arrive_beside_a_full_prefetch_and_do_not_widen_it(new_fl
 def test_celerys_own_rate_limit_is_charged_once(new_fleet: NewFleet) -> None:
     """On the first delivery, and not again when a task comes back."""
     with new_fleet(rate="18/s", app=APP) as fleet:
-        for index in range(30):
-            fleet.sender.send_task("tests.apps.returning.twice_limited", (index,))
+        fleet.send_each("tests.apps.returning.twice_limited", range(30))
         fleet.start()
         fleet.wait_for_each(range(30), 30)
         assert_never_over(fleet.permits(), 18)
