@@ -260,6 +260,10 @@ class Fleet:
         until(lambda: self.started() >= count, timeout, f"the start of {count} bodies")
         return self.starts()
 
+    def send_in_turn(self, tasks: Sequence[str], number: int) -> list[Any]:
+        """Send so many tasks, of one kind after the other; the index of each is its number."""
+        return [self.send(tasks[index % len(tasks)], index) for index in range(number)]
+
     def wait_for_each(self, indexes: Iterable[int], timeout: float) -> None:
         """Wait until each of these tasks has started; AssertionError if one has started twice, or another one."""
         expected = sorted(indexes)
@@ -268,6 +272,15 @@ class Fleet:
     def parking_lots(self) -> ParkingLots:
         """As somebody sees them who knows the names of the limits."""
         return ParkingLots(self.sender)
+
+    def parked(self, name: str | None = None) -> int:
+        """How many tasks are parked, of one limit or of all."""
+        return sum(lot.parked for lot in self.parking_lots().lots(*([name] if name else [])))
+
+    def assert_no_errors(self) -> None:
+        for index in range(len(self.workers)):
+            assert "Traceback" not in self.log(index)
+            assert errors(self.log(index)) == []
 
     def signals(self) -> list[str]:
         path = self.directory / "signals"

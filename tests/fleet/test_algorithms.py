@@ -42,11 +42,8 @@ def test_limits_of_every_algorithm_hold_on_a_fleet(new_fleet: NewFleet) -> None:
         assert fleet.sent_back() <= 60 * len(most) * AGAIN
 
 
-def test_a_task_settles_its_cost_once_and_by_the_names_of_its_limits(
-    new_fleet: NewFleet, server: EmbeddedServer
-) -> None:
+def test_a_task_settles_its_cost_once_and_by_the_names_of_its_limits(new_fleet: NewFleet, limiter: Limiter) -> None:
     limit = Limit("10/s", burst=100, name="tests.apps.fleet.settled")
-    limiter = Limiter.from_url(server.url)
     with new_fleet() as fleet:
         fleet.start()
         assert fleet.send("settled", 0, 50, 10).get(timeout=10) == [True, False]

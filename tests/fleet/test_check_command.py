@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from benchmarks.processes import ROOT
-from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from celery_ratelimit.testing import embedded_server
 from tests.fleet_of import Fleet, NewFleet, until
 
 
@@ -69,8 +69,8 @@ STRANGE = {
 }
 
 
-def test_strange_workers_are_named(new_fleet: NewFleet, server: EmbeddedServer, broker_url: str) -> None:
-    with new_fleet(app="tests.apps.strange", broker=broker_url, ratelimit_url=server.url) as fleet:
+def test_strange_workers_are_named(new_fleet: NewFleet, broker_url: str) -> None:
+    with new_fleet(app="tests.apps.strange", broker=broker_url) as fleet:
         for fleet.env["TEST_STRANGE"] in STRANGE:
             fleet.launch()
         fleet.start(number=0)

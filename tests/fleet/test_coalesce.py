@@ -9,7 +9,6 @@ import pytest
 from celery import chord, group
 from celery.result import AsyncResult
 
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
@@ -50,9 +49,9 @@ def last(id: str, ended: dict[str, str]) -> str:
     indirect=["broker_url"],
 )
 def test_equal_waiting_tasks_end_in_favour_of_one_that_runs(
-    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, which: str, workers: int
+    new_fleet: NewFleet, broker_url: str, which: str, workers: int
 ) -> None:
-    with new_fleet(rate=f"{RATE}/s", broker=broker_url, ratelimit_url=server.url) as fleet:
+    with new_fleet(rate=f"{RATE}/s", broker=broker_url) as fleet:
         fleet.start(number=workers)
         fleet.send(which, -1, "other").get(timeout=20)
         results = [fleet.send(which, index, index % ACCOUNTS) for index in range(ACCOUNTS * ROUNDS)]

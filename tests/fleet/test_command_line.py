@@ -29,11 +29,11 @@ def output_of(app: Celery, *arguments: str) -> Any:
     return json.loads(found.output)
 
 
-def test_task_lookup_says_where_tasks_are(new_fleet: NewFleet) -> None:
+def test_task_lookup_says_where_tasks_are_and_watch_shows_throttled_ones(new_fleet: NewFleet) -> None:
     with new_fleet(rate="1/m") as fleet:
         app, lots = fleet.sender, ParkingLots(fleet.sender)
         first = fleet.send("retry", 0)
-        fleet.start()
+        fleet.start("-E")
         assert first.get(timeout=60) == 0
         assert lots.explain(first.id).where == "ended"
         assert str(lots.explain(first.id)) == f"Task {first.id} has ended: SUCCESS."
@@ -52,26 +52,22 @@ def test_task_lookup_says_where_tasks_are(new_fleet: NewFleet) -> None:
         held = fleet.send("place", 100, 30.0)
         until(lambda: lots.explain(held.id).where == "running", 20, "a task that runs")
         assert lots.explain(held.id).worker == "w0@test"
-        later = fleet.sender.send_task(NAME, args=[200], countdown=600)
+        later = fleet.send("retry", 200, countdown=600)
         until(lambda: lots.explain(later.id).where == "scheduled", 20, "a task on a countdown")
         assert "waits for its countdown to end" in str(lots.explain(later.id))
 
-
-def test_watch_shows_throttled_tasks(new_fleet: NewFleet) -> None:
-    with new_fleet(rate="1/m") as fleet:
-        fleet.start("-E")
         with ThreadPoolExecutor(1) as threads:
-            watching = threads.submit(run, fleet.sender, "watch", NAME, "--most", "3", "--json")
-            results = {fleet.send("retry", index).id for index in range(2)}
+            watching = threads.submit(run, app, "watch", NAME, "--most", "3", "--json")
+            sent = set()
             while not watching.done():  # it sees what happens once it has subscribed
-                results.add(fleet.send("retry", 2).id)
+                sent.add(fleet.send("retry", 201).id)
                 time.sleep(0.1)
-            found = watching.result()
-        assert found.exit_code == 0, found.output
-        events = [json.loads(line) for line in found.output.splitlines()]
+            seen = watching.result()
+        assert seen.exit_code == 0, seen.output
+        events = [json.loads(line) for line in seen.output.splitlines()]
         assert len(events) == 3
         assert {each["limit"] for each in events} == {NAME}
-        assert {each["uuid"] for each in events} <= results
+        assert {each["uuid"] for each in events} <= sent
 
 
 def test_remote_control_changes_limits(new_fleet: NewFleet, server: EmbeddedServer) -> None:

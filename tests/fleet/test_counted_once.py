@@ -42,9 +42,7 @@ def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
         fleet.kill(1)
 
         def others_are_done() -> bool:
-            waits = (
-                store.llen("celery") + store.hlen("unacked") + sum(lot.parked for lot in fleet.parking_lots().lots())
-            )
+            waits = store.llen("celery") + store.hlen("unacked") + fleet.parked()
             return waits == 0 and fleet.started() > TASKS * 0.9
 
         until(others_are_done, 120, "the end of all tasks")

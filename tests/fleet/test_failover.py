@@ -36,8 +36,7 @@ def test_lost_or_hung_master_loses_no_task_and_hardly_a_permit(
     url = f"{sentinel_store.url}/0?service_name={Sentinels.NAME}"
     with new_fleet(rate=f"{rate}/s", ratelimit_url=url) as fleet:
         fleet.start(number=2)
-        for index in range(tasks):
-            fleet.send(("retry", "wait")[index % 2], index)
+        fleet.send_in_turn(("retry", "wait"), tasks)
         fleet.wait_for(30, 20)
         if how == "lost":
             sentinel_store.fail_over()
@@ -92,9 +91,7 @@ def test_planned_failover_loses_no_task_and_fails_none(
         # A worker hears of it a tenth of a second before there are two masters; on a busy machine perhaps later. One
         # that did not hear would run what the ten seconds let out in which the old master serves on.
         assert len(starts) - len(set(starts)) <= RATE
-        log = fleet.log(0) + fleet.log(1)
-        assert "Traceback" not in log
-        assert not errors(log)
+        fleet.assert_no_errors()
 
 
 def send_slowly(fleet: Fleet, indexes: range, seconds: float) -> None:

@@ -16,7 +16,6 @@ import pytest
 import redis
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 from tests.weighed import DEAREST, WEIGHTS
 
@@ -104,13 +103,13 @@ def assert_law(calls: Sequence[tuple[str, int]], order: Sequence[int]) -> None:
 
 @pytest.mark.slow
 def test_operator_actions_on_a_fair_backlog_lose_no_task(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis
 ) -> None:
     """Tasks are revoked, released and thrown away, tenants are held back and let go, and weights change."""
     random = Random(7)
     calls = [(tenant, random.randint(1, DEAREST)) for tenant in WEIGHTS for _ in range(8)]
     with all_parked(new_fleet, 500, calls) as (fleet, _):
-        limiter, lots, names = Limiter.from_url(server.url), fleet.parking_lots(), list(WEIGHTS)
+        limiter, lots, names = limiter, fleet.parking_lots(), list(WEIGHTS)
         for tenant in names[:10]:
             limiter.set_weight("weighed", tenant, 0, force=True)
         tasks = lots.tasks("weighed", number=len(calls), force=True)
@@ -135,7 +134,7 @@ def test_operator_actions_on_a_fair_backlog_lose_no_task(
 BIG, SMALL = 300, 10
 
 
-def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(new_fleet: NewFleet, limiter: Limiter) -> None:
     """Those that have left the lot have slots within a second; then every second one is of the small tenant."""
     with new_fleet(rate="20/s") as fleet:
         fleet.send_each("shared", range(BIG), "big")
@@ -149,16 +148,15 @@ def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(new_fleet: NewFleet
         order = [permit.index for permit in permits if permit.index not in before]
         passed_by = max(order.index(BIG + index) for index in range(SMALL)) - SMALL
         assert passed_by < BIG / 2, "in the order of arrival, or behind it, all of them"
-        Limiter.from_url(server.url).set_rate("tenants", "1000/s", force=True)
+        limiter.set_rate("tenants", "1000/s", force=True)
         fleet.wait_for_each(range(BIG + SMALL), 60)
         assert_never_over(permits, 20)
         assert not errors(fleet.log())
 
 
-def test_changed_weight_applies_to_waiting_tasks(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+def test_changed_weight_applies_to_waiting_tasks(new_fleet: NewFleet, limiter: Limiter) -> None:
     """One tenant is held back, and goes on when it has a weight again."""
     with new_fleet(rate="50/s") as fleet:
-        limiter = Limiter.from_url(server.url)
         limiter.set_weight("tenants", "held", 0, force=True)
         for index in range(100):
             fleet.send("shared", index, ("free", "held")[index % 2])

@@ -12,7 +12,6 @@ import redis
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.script import load_source
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import NewFleet, until
 from tests.parks import park_one
 
@@ -29,7 +28,7 @@ def asked(store: redis.Redis) -> int:
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
 def test_idle_worker_leaves_the_store_alone_and_is_notified(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, pool: str
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, pool: str
 ) -> None:
     with new_fleet(rate="20/s") as fleet:
         fleet.start("-P", pool)
@@ -42,7 +41,7 @@ def test_idle_worker_leaves_the_store_alone_and_is_notified(
         time.sleep(6)
         assert asked(store) <= 4, "else a worker asks three to four times a second"
         # Another process parks a task of a limit without backlog: the worker looks, and sees that the limit is closed.
-        limiter, demand = Limiter.from_url(server.url), LimitRequest(Limit("1/h", name=NAME), NAME)
+        demand = LimitRequest(Limit("1/h", name=NAME), NAME)
         limiter.set_rate(NAME, "1/h", force=True)
         assert limiter._asker.ask((demand,)).allowed
         said: list[str] = []

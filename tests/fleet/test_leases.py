@@ -83,9 +83,8 @@ def most_held(changes: Iterable[tuple[float, int]]) -> int:
 
 
 def test_worker_that_waits_for_a_lease_polls_once_a_second_and_is_notified(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis
 ) -> None:
-    limiter = Limiter.from_url(server.url)
     places = Concurrency(PLACES, name="places", lease=30)
     mine = [limiter.acquire(places) for _ in range(PLACES)]
     waits = "ratelimit:v1:{places}::leases"

@@ -34,26 +34,14 @@ def test_pattern_for_all_tasks_leaves_celerys_own_tasks_unlimited(new_fleet: New
         assert not store.keys("ratelimit:*{celery.*")
 
 
-def test_celerys_own_task_limited_by_its_name_is_parked_and_returns(new_fleet: NewFleet) -> None:
-    """And looked after: they are parked, and come back."""
-    by_name = {"ratelimit_tasks": {"celery.starmap": "2/s"}}
-    with new_fleet(install=True, **by_name) as fleet:
-        fleet.start()
-        plain = signature("tests.apps.fleet.plain", app=fleet.sender)
-        result = chunks(plain, [(index,) for index in range(8)], 2, app=fleet.sender).apply_async()
-        until(lambda: fleet.parking_lots().lots("celery.starmap"), 10, "a backlog")
-        assert [*chain.from_iterable(result.get(timeout=30))] == list(range(8))
-
-
-def test_tasks_registered_after_worker_start_are_limited(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+def test_tasks_registered_after_worker_start_are_limited(new_fleet: NewFleet, limiter: Limiter) -> None:
     later = {"ratelimit_tasks": {"later.by_pattern": "5/s"}}
     with new_fleet(app="tests.apps.later", **later) as fleet:
         fleet.start("-P", "threads")
         replies = fleet.sender.control.broadcast("register", reply=True, timeout=10, limit=1)
         assert replies == [{"w0@test": {"ok": "registered"}}]
-        for index in range(8):
-            fleet.sender.send_task("later.by_pattern", (index,))
-            fleet.sender.send_task("later.by_itself", (100 + index,))
+        fleet.send_each("later.by_pattern", range(8))
+        fleet.send_each("later.by_itself", range(100, 108))
         fleet.wait_for_each([*range(8), *range(100, 108)], 30)
         log = fleet.log()
         assert "throttled by limit 'later.by_pattern'" in log
@@ -62,14 +50,13 @@ def test_tasks_registered_after_worker_start_are_limited(new_fleet: NewFleet, se
             assert_never_over([permit for permit in fleet.permits() if first <= permit.index < first + 100], 5)
 
         # A changed rate reaches them, too.
-        limiter = Limiter.from_url(server.url)
         limiter.set_rate("of its own", "1/h", force=True)
         fleet.send_each("later.by_itself", range(200, 204))
-        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots("of its own")) >= 3, 10, "a backlog")
+        until(lambda: fleet.parked("of its own") >= 3, 10, "a backlog")
         limiter.set_rate("of its own", "50/s", force=True)
         fleet.wait_for(20, 20)
 
-        odd = fleet.sender.send_task("later.at_odds", (300,))
+        odd = fleet.send("later.at_odds", 300)
         with pytest.raises(Exception, match="two different limits are called 'of its own'"):
             odd.get(timeout=10)
 
@@ -115,7 +102,7 @@ def test_backlog_of_a_queue_returns_although_the_worker_that_suspended_it_has_en
     with new_fleet(rate="10/s", ratelimit_fleet="f") as fleet:
         fleet.start("-Q", "a")
         fleet.send_each("retry", range(150), queue="a")
-        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots(name)) > 100, 20, "a backlog")
+        until(lambda: fleet.parked(name) > 100, 20, "a backlog")
         fleet.kill(0)
         parking = backlog_of(fleet.sender)
         attend = parking.register.attend

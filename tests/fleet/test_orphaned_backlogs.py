@@ -14,7 +14,6 @@ import redis
 
 from celery_ratelimit import ConfigurationError, Limiter, RateLimitError
 from celery_ratelimit.lots import ParkingLots
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, NewFleet, until
 from tests.rabbitmq import Broker
 from tests.shop import command_line
@@ -50,10 +49,10 @@ def parked(fleet: Fleet) -> Mapping[str, int]:
     indirect=["broker_url"],
 )
 def test_backlog_of_a_renamed_or_removed_quota_returns_to_its_queue(
-    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, app: str, later: dict[str, Any]
+    new_fleet: NewFleet, broker_url: str, app: str, later: dict[str, Any]
 ) -> None:
-    with new_fleet(install=True, app=f"tests.apps.{app}", broker=broker_url, ratelimit_url=server.url) as fleet:
-        deploy(fleet, ratelimit_url=server.url, **quota("stripe", "1/h"))
+    with new_fleet(install=True, app=f"tests.apps.{app}", broker=broker_url) as fleet:
+        deploy(fleet, **quota("stripe", "1/h"))
         fleet.start()
         for index in range(40):
             fleet.send("plain", index, priority=index % 3)
@@ -61,7 +60,7 @@ def test_backlog_of_a_renamed_or_removed_quota_returns_to_its_queue(
         (lot,) = ParkingLots(fleet.sender).lots()
         assert (lot.name, lot.parked, lot.attended) == ("stripe", 39, True)
         fleet.stop()
-        deploy(fleet, ratelimit_url=server.url, **later)
+        deploy(fleet, **later)
         fleet.start()
         fleet.wait_for(40, 30)
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(40), 1)
@@ -108,34 +107,32 @@ def test_backlog_of_a_renamed_queue_returns_to_it(new_fleet: NewFleet, store: re
 
 
 @pytest.mark.slow
-def test_messages_in_the_old_return_queue_run_after_its_name_changed(
-    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str
-) -> None:
+def test_messages_in_the_old_return_queue_run_after_its_name_changed(new_fleet: NewFleet, broker_url: str) -> None:
     """The name of return queues was changed while messages were in one."""
-    with new_fleet(install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
-        deploy(fleet, ratelimit_url=server.url, **quota("stripe", "2/s"))
+    with new_fleet(install=True, broker=broker_url) as fleet:
+        deploy(fleet, **quota("stripe", "2/s"))
         fleet.start("-c", "1")
         fleet.send_each("plain", range(10))
         fleet.wait_for(2, 20)
         fleet.stop()  # what was back from its lot goes back to the return queue
-        deploy(fleet, ratelimit_url=server.url, ratelimit_return_queue="back.{queue}", **quota("stripe", "20/s"))
+        deploy(fleet, ratelimit_return_queue="back.{queue}", **quota("stripe", "20/s"))
         fleet.start("-c", "1")
         fleet.wait_for(10, 30)
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 1)
 
 
 def test_drained_tasks_run_after_the_package_was_removed(
-    new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, tmp_path: Path
+    new_fleet: NewFleet, limiter: Limiter, broker_url: str, tmp_path: Path
 ) -> None:
     """docs/operations.md: stop the workers, drain, start workers without it."""
-    with new_fleet(rate="2/s", broker=broker_url, ratelimit_url=server.url) as fleet:
+    with new_fleet(rate="2/s", broker=broker_url) as fleet:
         for index in range(30):
             fleet.send("retry", index, priority=index % 3)
             fleet.send("tenant", 100 + index, f"{index % 3}", headers={"mine": index})
         fleet.start()
         fleet.wait_for(6, 20)
         for name in (RETRY, "tests.apps.fleet.tenant"):
-            Limiter.from_url(server.url).pause(name, 3600, force=True)
+            limiter.pause(name, 3600, force=True)
         until(lambda: sum(parked(fleet).values()) + fleet.started() == 60, 20, "all being parked or started")
         until(lambda: fleet.asked("active") == [], 20, "what started having ended")
         fleet.stop()  # what is just being handed to a process would run twice, as it does without us
@@ -172,8 +169,8 @@ def test_drain_refuses_while_workers_answer(new_fleet: NewFleet) -> None:
         assert not lots.lots()
 
 
-def test_drain_returns_tasks_of_killed_workers(new_fleet: NewFleet, server: EmbeddedServer, broker: Broker) -> None:
-    with new_fleet(rate="5/s", broker=broker.url, ratelimit_url=server.url) as fleet:
+def test_drain_returns_tasks_of_killed_workers(new_fleet: NewFleet, broker: Broker) -> None:
+    with new_fleet(rate="5/s", broker=broker.url) as fleet:
         fleet.send_each("late", range(40))
         fleet.start()
         fleet.wait_for(8, 20)
@@ -198,19 +195,17 @@ def test_unknown_limit_name_is_refused_without_force(new_fleet: NewFleet, act: s
         assert not getattr(lots, act)("stripe")
 
 
-def test_parked_tasks_run_after_the_index_was_lost(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
-) -> None:
+def test_parked_tasks_run_after_the_index_was_lost(new_fleet: NewFleet, limiter: Limiter, store: redis.Redis) -> None:
     with new_fleet(rate="50/s") as fleet:
         fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": 3.0})
         fleet.start()
-        Limiter.from_url(server.url).pause(RETRY, 3600, force=True)
+        limiter.pause(RETRY, 3600, force=True)
         fleet.send_each("retry", range(60))
         until(lambda: [lot.parked for lot in ParkingLots(fleet.sender).lots(RETRY)] == [60], 20, "a backlog")
         lost = [key for kind in ("due", "parked") for key in store.keys(f"*:{kind}@*")]
         assert len(lost) == 2
         store.delete(*lost)
-        Limiter.from_url(server.url).resume(RETRY, force=True)
+        limiter.resume(RETRY, force=True)
         fleet.wait_for(60, 40)
         assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(60), 1)
         until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "the warning")

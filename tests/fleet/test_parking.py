@@ -50,23 +50,6 @@ def test_an_unlimited_task_passes_a_throttled_backlog(
 
 
 @pytest.mark.slow
-def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    with new_fleet(rate="1/s") as fleet:
-        fleet.send_each("retry", range(60))
-        fleet.start()
-        fleet.wait_for(2, 20)
-        until(lambda: parked(fleet) > 50, 20, "tasks being parked")
-        fleet.wait_for(fleet.started() + 1, 20)  # a second until the next one
-        fleet.stop()
-        assert parked(fleet) > 20
-        time.sleep(1.5)  # who had a slot has missed it
-        Limiter.from_url(server.url).set_rate(NAME, "20/s", force=True)
-        fleet.launch()
-        fleet.wait_for_each(range(60), 30)
-        assert_never_over(fleet.permits(), 20)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
     new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, how: str
@@ -109,14 +92,12 @@ def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
 
 
 @pytest.mark.slow
-def test_heavy_tasks_that_expire_together_all_end(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
-) -> None:
+def test_heavy_tasks_that_expire_together_all_end(new_fleet: NewFleet, limiter: Limiter, store: redis.Redis) -> None:
     """60 MB; a store has half a second for a reply."""
     with new_fleet(rate="1/h") as fleet:
         fleet.start()
         fleet.send("retry", 0).get(timeout=10)
-        Limiter.from_url(server.url).pause(NAME, 600, force=True)
+        limiter.pause(NAME, 600, force=True)
         expires = datetime.now(timezone.utc) + timedelta(seconds=12)
         text = "x" * 200_000
         results = [fleet.send("retry", index, expires=expires, argsrepr="", shadow=text) for index in range(1, 301)]
@@ -152,7 +133,7 @@ def test_waiting_tasks_that_are_revoked_or_expire_leave_at_once(new_fleet: NewFl
         assert fleet.started() == 3
 
 
-def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, limiter: Limiter) -> None:
     with new_fleet(rate="1/h", ratelimit_quotas={NAME: "1/h"}) as fleet:
         fleet.start()
         results = fleet.send_each("retry", range(6))
@@ -168,7 +149,7 @@ def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, se
         until(lambda: fleet.log().count(f"[{results[4].id}] received") == 2, 10, "it being delivered")
         until(lambda: parked(fleet) == 3, 10, "it being parked again: its limit is closed")
         assert [task.id for task in lots.tasks(NAME)] == [result.id for result in results[3:]], "where it was"
-        Limiter.from_url(server.url).reset(Limit("1/h", name=NAME))
+        limiter.reset(Limit("1/h", name=NAME))
         fleet.wait_for(2, 10)
         assert [start.index for start in fleet.starts()] == [0, 3], "the limit is open: the first one may go"
         assert lots.purge(NAME) == 2
@@ -217,11 +198,10 @@ def _now(store: redis.Redis) -> float:
 
 @pytest.mark.slow
 def test_one_busy_tenant_beside_many_whose_limits_are_closed(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis
 ) -> None:
     name, number, rate = "tests.apps.fleet.tenant", 500, 20
     limit = Limit("1/h", name=name, key="tenant:{tenant}")
-    limiter = Limiter.from_url(server.url)
     with new_fleet(rate="1/h") as fleet:
         parking = fleet.parking_lots()._backlog
         for index in range(number):
@@ -250,7 +230,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
         assert_never_over(fleet.permits(), rate)
 
 
-def test_backlog_of_each_key_is_bounded(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+def test_backlog_of_each_key_is_bounded(new_fleet: NewFleet, limiter: Limiter) -> None:
     with new_fleet(rate="1/h") as fleet:
         results = [fleet.send("bounded", index, "ab"[index % 2]) for index in range(2 * 25)]
         fleet.start(number=2)
@@ -268,7 +248,7 @@ def test_backlog_of_each_key_is_bounded(new_fleet: NewFleet, server: EmbeddedSer
         until(lambda: sum(result.ready() for result in another) == 1, 20, "one more being refused")
         assert {lot.key: lot.parked for lot in lots.lots(BOUNDED)} == dict.fromkeys(("a", "b"), 5)
 
-        Limiter.from_url(server.url).set_rate(BOUNDED, "50/s", force=True)
+        limiter.set_rate(BOUNDED, "50/s", force=True)
         fleet.wait_for(2 + 2 * 5, 20)
         until(lambda: not lots.lots(BOUNDED), 20, "the lots being empty")
         counted = Counter(result.state for result in [*results, *another])

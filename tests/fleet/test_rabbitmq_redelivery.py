@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks.measures import displacement
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import NewFleet, assert_never_over, errors, until
 from tests.rabbitmq import Broker, RabbitMQ
 
@@ -65,9 +64,8 @@ def test_messages_are_held_for_less_than_the_consumer_timeout(
         assert max(Counter(re.findall(r"\[([0-9a-f-]{36})\] received", log)).values()) <= 12
 
 
-def test_countdowns_stay_below_the_consumer_timeout(new_fleet: NewFleet, server: EmbeddedServer, brief: Broker) -> None:
+def test_countdowns_stay_below_the_consumer_timeout(new_fleet: NewFleet, limiter: Limiter, brief: Broker) -> None:
     """What waits for longer than a message is held was published with a countdown, before the timeout was known."""
-    limiter = Limiter.from_url(server.url)
     limiter.pause(WAIT, 3600, force=True)
     with new_fleet(rate="100/s", broker=brief.url) as fleet:
         fleet.send_each("wait", range(4))
@@ -80,9 +78,7 @@ def test_countdowns_stay_below_the_consumer_timeout(new_fleet: NewFleet, server:
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
 
 
-def test_requeued_task_stays_below_the_delivery_limit(
-    new_fleet: NewFleet, server: EmbeddedServer, broker: Broker
-) -> None:
+def test_requeued_task_stays_below_the_delivery_limit(new_fleet: NewFleet, limiter: Limiter, broker: Broker) -> None:
     """A quorum queue counts how often a message came back from a connection, and drops it above its limit."""
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 3}
     queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
@@ -90,7 +86,6 @@ def test_requeued_task_stays_below_the_delivery_limit(
     def waiting() -> int:
         return broker.ready("jobs", "jobs.throttled")
 
-    limiter = Limiter.from_url(server.url)
     limiter.pause(WAIT, 600, force=True)  # less than a message is held
     with new_fleet(rate="100/s", broker=broker.url, **queues) as fleet:
         fleet.send_each("wait", range(4))
@@ -111,12 +106,11 @@ def test_requeued_task_stays_below_the_delivery_limit(
 
 
 def test_message_that_arrives_before_its_consumer_is_not_rejected(
-    new_fleet: NewFleet, server: EmbeddedServer, broker: Broker
+    new_fleet: NewFleet, limiter: Limiter, broker: Broker
 ) -> None:
     """Messages of one queue are sent back while the other one's answer is on its way: each rejection would count."""
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 2}
     queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
-    limiter = Limiter.from_url(server.url)
     limiter.pause(WAIT, 600, force=True)
     with new_fleet(rate="20/s", broker=broker.url, **queues) as fleet:
         fleet.send_each("wait", range(20))

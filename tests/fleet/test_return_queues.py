@@ -69,27 +69,6 @@ def test_each_worker_runs_tasks_of_its_own_queue_only(new_fleet: NewFleet, broke
         assert broker.ready("a", "b", "a.throttled", "b.throttled") == 0
 
 
-@pytest.mark.slow
-def test_killed_workers_of_two_queues_lose_no_task(new_fleet: NewFleet, broker: Broker) -> None:
-    """Each runs all of its own: as tasks are acknowledged late, also what was running."""
-    conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
-    with new_fleet(broker=broker.url, install=True, **conf) as fleet:
-        for queue in ("a", "b"):
-            fleet.launch("-Q", queue)
-        fleet.start(number=0)
-        sent = send_to_both(fleet, 120)
-        for index, started in ((0, 60), (1, 120)):
-            fleet.wait_for(started, 40)
-            fleet.kill(index)
-            fleet.launch("-Q", "ab"[index])
-        until(lambda: {start.index for start in fleet.starts()} == set(range(-120, 120)), 40, "every task")
-        assert_never_over(fleet.permits(), 60)
-        for index, queue in enumerate("abab"):
-            assert set(done_by(fleet, index)) <= set(sent[queue])
-            assert "PreconditionFailed" not in fleet.log(index)
-        assert len(fleet.starts()) <= 240 + 8, "again only what was running"
-
-
 def test_tasks_wait_until_their_return_queue_is_declared(new_fleet: NewFleet, broker: Broker) -> None:
     """Its own worker declares it. Until then its tasks stay where they are, and the others go on."""
     with new_fleet(broker=broker.url, install=True, **SPLIT) as fleet:
@@ -256,10 +235,8 @@ def test_overflow_queue_is_declared_when_it_is_missing(new_fleet: NewFleet, brok
 
 
 @pytest.mark.slow
-def test_release_to_a_missing_queue_keeps_tasks_parked(
-    new_fleet: NewFleet, server: EmbeddedServer, broker: Broker
-) -> None:
-    with new_fleet(rate="1/h", broker=broker.url, ratelimit_url=server.url) as fleet:
+def test_release_to_a_missing_queue_keeps_tasks_parked(new_fleet: NewFleet, broker: Broker) -> None:
+    with new_fleet(rate="1/h", broker=broker.url) as fleet:
         fleet.send_each("retry", range(5))
         fleet.start()
         until(lambda: [lot.parked for lot in fleet.parking_lots().lots(RETRY)] == [4], 10, "four being parked")

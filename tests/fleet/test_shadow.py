@@ -1,4 +1,4 @@
-"""Limits in shadow on real workers: with every throttle, without gate or store, and with settled costs."""
+"""Limits in shadow on real workers: with every throttle, without a store, and with settled costs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def reckoned(limiter: Limiter, name: str, number: int) -> Any:
     return limiter.shadow_report(name)
 
 
-def test_limits_put_into_shadow_before_workers_start_throttle_no_task(
+def test_limits_put_into_shadow_before_workers_start_throttle_no_task_and_count_settled_costs(
     new_fleet: NewFleet, server: EmbeddedServer
 ) -> None:
     tasks = ("retry", "drop", "fail", "impatient")
     with new_fleet(rate="1/h") as fleet, ExitStack() as limiters:
         of_task = {task: limiters.enter_context(limiter_on(server, task)) for task in tasks}
+        settled = limiters.enter_context(limiter_on(server, "settled", burst=100, cost="estimate"))
+        settled.set_shadow(f"{NAME}.settled", True)
         for task, limiter in of_task.items():
             limiter.set_shadow(f"{NAME}.{task}", True)
             fleet.send_each(task, range(20))
@@ -42,35 +44,13 @@ def test_limits_put_into_shadow_before_workers_start_throttle_no_task(
         assert not fleet.signals()
         assert fleet.sent_back() == 0
 
-
-def test_shadowed_limit_throttles_no_task_without_the_gate(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    name = f"{NAME}.retry"
-    with (
-        new_fleet(rate="1/h", app="tests.apps.no_gate") as fleet,
-        limiter_on(server, "retry") as limiter,
-    ):
-        limiter.set_shadow(name, True)
-        fleet.start("-c", "1")
-        results = fleet.send_each("retry", range(20))
-        assert [result.get(timeout=30) for result in results] == list(range(20))
-        assert not errors(fleet.log())
-
-
-def test_settled_cost_of_a_shadowed_limit_is_counted(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    name = f"{NAME}.settled"
-    with (
-        new_fleet() as fleet,
-        limiter_on(server, "settled", burst=100, cost="estimate") as limiter,
-    ):
-        limiter.set_shadow(name, True)
-        fleet.start("-c", "1")
         assert fleet.send("settled", 0, 100, 1000).get(timeout=20) == [True, False]
         assert fleet.send("settled", 1, 10, 10).get(timeout=20) == [True, False]
-        report = reckoned(limiter, name, 2)
+        report = reckoned(settled, f"{NAME}.settled", 2)
         assert report.longest > 60, "1,000 permits, not 100, were before it"
 
 
-@pytest.mark.parametrize("choice", ["defer", "raise"])
+@pytest.mark.parametrize("choice", ["raise", pytest.param("defer", marks=pytest.mark.slow)])
 def test_lost_store_delays_no_task_of_a_shadowed_limit(new_fleet: NewFleet, choice: str) -> None:
     quotas = {"tried": {"rate": "1/h", "shadow": True}}
     conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.plain": ["tried"]}}
@@ -101,8 +81,7 @@ def test_shadowed_limit_does_not_disturb_an_enforced_one(new_fleet: NewFleet, se
         Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter,
     ):
         fleet.start(number=2)
-        for index in range(120):
-            fleet.send(tasks[index % 2], index)
+        fleet.send_in_turn(tasks, 120)
         fleet.wait_for_each(range(120), 40)
         for task in (0, 1):
             permits = [permit for permit in fleet.permits() if permit.index % 2 == task]

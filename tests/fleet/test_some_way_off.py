@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -10,7 +9,7 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.far_away import far_away, relay
+from tests.far_away import far_away
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, new_rates, until
 
 RATE, TASKS = 50, 250
@@ -71,10 +70,10 @@ def test_a_warm_stop_with_questions_on_their_way_gives_everything_back(
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_new_rates_while_the_store_is_being_asked(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, throttle: str, pool: str
+    new_fleet: NewFleet, limiter: Limiter, server: EmbeddedServer, store: redis.Redis, throttle: str, pool: str
 ) -> None:
     conf = {"broker_transport_options": {"max_connections": 100}}
-    name, limiter = f"tests.apps.fleet.{throttle}", Limiter.from_url(server.url)
+    name = f"tests.apps.fleet.{throttle}"
     with far_away(server, AWAY) as address, new_fleet(rate="20/s", ratelimit_url=address, **conf) as fleet:
         fleet.start("-P", pool, "-c", "20" if pool == "gevent" else "2", number=2)
         fleet.send_each(throttle, range(300))
@@ -83,22 +82,3 @@ def test_new_rates_while_the_store_is_being_asked(
         nothing_is_left(fleet, store)
         assert sorted(start.index for start in fleet.starts()) == list(range(300))
         assert_never_over(fleet.permits(), 100)
-
-
-@pytest.mark.slow
-def test_answers_that_are_late_or_lost(new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis) -> None:
-    """A store that stops answering, with questions on their way, and is back."""
-    with relay(server) as between:
-        between.seconds = AWAY
-        with new_fleet(rate=f"{RATE}/s", ratelimit_url=between.url) as fleet:
-            fleet.send_each("retry", range(TASKS))
-            fleet.start(number=2)
-            for number in (50, 100, 150):
-                fleet.wait_for(number, 40)
-                between.seconds = 2.0  # longer than a worker waits
-                time.sleep(1.5)
-                between.seconds = AWAY
-            fleet.wait_for(TASKS, 60)
-            nothing_is_left(fleet, store)
-            assert sorted(start.index for start in fleet.starts()) == list(range(TASKS))
-            assert_never_over(fleet.permits(), RATE)

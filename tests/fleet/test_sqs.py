@@ -7,7 +7,6 @@ checks no rights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -17,7 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from celery_ratelimit._celery import BrokerDidNotAnswer, message_counts, query_workers, visibility_timeouts_of
 from celery_ratelimit.operations.setup_checks import InformationalFinding, check_settings, check_workers
-from celery_ratelimit.testing import EmbeddedServer, free_port
+from celery_ratelimit.testing import free_port
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 REGION = {"region": "us-east-1", "is_secure": False}
@@ -64,12 +63,12 @@ def sqs(moto: int) -> Iterator[SQS]:
         account.client.delete_queue(QueueUrl=url)
 
 
-def fleet_on(sqs: SQS, server: EmbeddedServer, tmp_path: Path, *predefined: str, **more: Any) -> Fleet:
+def fleet_on(new_fleet: NewFleet, sqs: SQS, *predefined: str, **more: Any) -> Fleet:
     """Workers that may use no other queue than ``predefined``, which are made now; if none is given, any queue."""
     options: dict[str, Any] = {**REGION, "wait_time_seconds": 1, "polling_interval": 0.1}
     if predefined:
         options["predefined_queues"] = {name: {"url": sqs.make(name)} for name in predefined}
-    return Fleet(server, tmp_path, broker=sqs.url, broker_transport_options=options, **more)
+    return new_fleet(broker=sqs.url, broker_transport_options=options, **more)
 
 
 def test_return_queues_of_predefined_queues(new_fleet: NewFleet, sqs: SQS) -> None:

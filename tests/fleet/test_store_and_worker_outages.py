@@ -10,7 +10,7 @@ import redis
 
 from celery_ratelimit import Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 from .test_leases import most_held
 
@@ -57,15 +57,13 @@ def test_tasks_go_on_when_a_killed_store_is_restarted(
     conf = {"broker_transport_options": {"max_connections": 100}}
     with new_fleet(ratelimit_url=limits_store.url, **conf) as fleet:
         fleet.start(*pool, number=2)
-        for index in range(400):
-            fleet.send(BOTH[index % 2], index)
+        fleet.send_in_turn(BOTH, 400)
         fleet.wait_for(100, 20)
         limits_store.kill()
         limits_store.start()
         fleet.wait_for_each(range(400), 40)
         never_over_by_task(fleet, 100)  # its file knew the buckets: nothing was let through twice
-        assert "Traceback" not in fleet.log(0) + fleet.log(1)
-        assert not errors(fleet.log(0) + fleet.log(1))
+        fleet.assert_no_errors()
 
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
@@ -163,8 +161,7 @@ def test_tasks_survive_a_killed_broker_connection(new_fleet: NewFleet, store: re
     """
     with new_fleet(rate="4/s") as fleet:
         fleet.start()
-        for index in range(16):
-            fleet.send(BOTH[index % 2], index)
+        fleet.send_in_turn(BOTH, 16)
         fleet.wait_for(4, 10)
         until(lambda: fleet.started() + store.hlen("unacked") == 16, 10, "the worker holding all others")
         store.client_kill_filter(_type="normal", skipme=True)
@@ -176,12 +173,11 @@ def test_tasks_survive_a_killed_broker_connection(new_fleet: NewFleet, store: re
     "pool", [("-c", "2"), pytest.param(("-P", "gevent", "-c", "20"), marks=pytest.mark.slow)], ids=["prefork", "gevent"]
 )
 def test_stopped_worker_requeues_all_waiting_tasks(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, pool: tuple[str, ...]
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, pool: tuple[str, ...]
 ) -> None:
     """Stopped as the next of each kind is in the worker and waits for its turn; no task is just being started."""
     with new_fleet(rate="30/m", broker_transport_options={"max_connections": 100}) as fleet:
-        for index in range(100):
-            fleet.send(("retry", "wait")[index % 2], index)
+        fleet.send_in_turn(("retry", "wait"), 100)
         fleet.start(*pool)
         fleet.wait_for(4, 20)
         until(
@@ -191,10 +187,9 @@ def test_stopped_worker_requeues_all_waiting_tasks(
         fleet.stop()
         done = fleet.started()
         left = sum(store.llen(queue) for queue in ("celery", "celery.throttled"))
-        parked = sum(lot.parked for lot in fleet.parking_lots().lots("tests.apps.fleet.retry"))
+        parked = fleet.parked("tests.apps.fleet.retry")
         assert done + left + parked == 100
         assert store.hlen("unacked") == 0
-        limiter = Limiter.from_url(server.url)
         for name in ("retry", "wait"):
             limiter.set_rate(f"tests.apps.fleet.{name}", "20/s", force=True)
         fleet.start(*pool)

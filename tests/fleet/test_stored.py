@@ -10,7 +10,6 @@ import redis
 from benchmarks import records
 from benchmarks.measures import worst_second
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 NAME = "tests.apps.fleet."
@@ -29,9 +28,8 @@ def parked(fleet: Fleet, task: str) -> int:
     ],
 )
 def test_raised_rate_applies_to_waiting_tasks(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, task: str, pool: str
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, task: str, pool: str
 ) -> None:
-    limiter = Limiter.from_url(server.url)
     with new_fleet(rate="6/m", broker_transport_options={"max_connections": 100}) as fleet:
         fleet.start("-P", pool, number=2)
         fleet.send_each(task, range(200))
@@ -47,15 +45,14 @@ def test_raised_rate_applies_to_waiting_tasks(
         limiter.unset_rate(NAME + task, force=True)
 
 
-def test_lowered_rate_and_pause_apply_to_the_next_decision(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    limiter, tasks = Limiter.from_url(server.url), ("retry", "wait")
+def test_lowered_rate_and_pause_apply_to_the_next_decision(new_fleet: NewFleet, limiter: Limiter) -> None:
+    tasks = ("retry", "wait")
 
     def permits(task: int, after: float = 0, before: float = 1e12) -> list[records.Start]:
         return [each for each in fleet.permits() if each.index % 2 == task and after < each.at < before]
 
     with new_fleet(rate="25/s") as fleet:
-        for index in range(300):
-            fleet.send(tasks[index % 2], index)
+        fleet.send_in_turn(tasks, 300)
         fleet.start(number=2)
         fleet.wait_for(50, 20)
         asked = time.time()
@@ -78,14 +75,13 @@ def test_lowered_rate_and_pause_apply_to_the_next_decision(new_fleet: NewFleet, 
             assert_never_over(permits(task), 25)
 
 
-def test_waiting_tasks_start_when_a_pause_is_ended(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    limiter, tasks = Limiter.from_url(server.url), ("retry", "sliding_log")
+def test_waiting_tasks_start_when_a_pause_is_ended(new_fleet: NewFleet, limiter: Limiter) -> None:
+    tasks = ("retry", "sliding_log")
     with new_fleet(rate="5/s") as fleet:
         fleet.start(number=2)
         for task in tasks:
             limiter.pause(NAME + task, 600, force=True)
-        for index in range(40):
-            fleet.send(tasks[index % 2], index)
+        fleet.send_in_turn(tasks, 40)
         until(lambda: [parked(fleet, task) for task in tasks] == [20, 20], 20, "twenty parked tasks of each limit")
         assert fleet.started() == 0
         for task in tasks:
@@ -95,9 +91,8 @@ def test_waiting_tasks_start_when_a_pause_is_ended(new_fleet: NewFleet, server: 
             assert worst_second([permit for permit in fleet.permits() if permit.index % 2 == number]) <= most
 
 
-def test_endless_pause_gives_up_no_task(new_fleet: NewFleet, server: EmbeddedServer) -> None:
+def test_endless_pause_gives_up_no_task(new_fleet: NewFleet, limiter: Limiter) -> None:
     """Tasks that were in the worker already wait for longer than any pause can be, and none has a ``max_wait``."""
-    limiter = Limiter.from_url(server.url)
     with new_fleet(rate="5/s") as fleet:
         fleet.send_each("wait", range(20))
         fleet.start()
@@ -108,8 +103,7 @@ def test_endless_pause_gives_up_no_task(new_fleet: NewFleet, server: EmbeddedSer
         fleet.wait_for_each(range(20), 15)
 
 
-def test_task_that_a_stored_limit_can_never_grant_fails(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    limiter = Limiter.from_url(server.url)
+def test_task_that_a_stored_limit_can_never_grant_fails(new_fleet: NewFleet, limiter: Limiter) -> None:
     with new_fleet() as fleet:
         fleet.start()
         assert fleet.send("weighed", 0, 10).get(timeout=10) == 0

@@ -10,7 +10,6 @@ import redis
 
 from benchmarks import records
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 TASKS = 60
@@ -23,7 +22,7 @@ MOST_SENT_BACK = 2 * TASKS
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["retry", "wait"])
 def test_two_key_versions_share_queues_and_lose_no_task(
-    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     v0 = tmp_path / "v0"
     with new_fleet(rate=f"{RATE}/s") as fleet:
@@ -64,7 +63,7 @@ def test_two_key_versions_share_queues_and_lose_no_task(
             for one, other in (("v1", "v0"), ("v0", "v1")):
                 crossed = sent_back[one] & {start.index for start in of[other]}
                 assert crossed, f"some that {one} sent back were started by {other}"
-            stored_for_one(Limiter.from_url(server.url), fleet, v0)
+            stored_for_one(limiter, fleet, v0)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 

@@ -6,18 +6,30 @@ import re
 
 import redis
 
-from celery_ratelimit.testing import embedded_server
+from celery_ratelimit import Limiter
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.conftest import PATIENT
 from tests.fleet_of import NewFleet, assert_never_over, until
 
 
-def test_worker_without_the_gate_holds_the_limit(new_fleet: NewFleet) -> None:
-    with new_fleet(rate="20/s", app="tests.apps.no_gate") as fleet:
+def test_worker_without_the_gate_holds_a_limit_but_for_one_in_shadow(
+    new_fleet: NewFleet, server: EmbeddedServer
+) -> None:
+    name = "tests.apps.fleet.wait"
+    with (
+        Limiter.from_url(server.url + PATIENT, quotas={name: "20/s"}) as limiter,
+        new_fleet(rate="20/s", app="tests.apps.no_gate") as fleet,
+    ):
+        limiter.set_rate(name, "1/h")
+        limiter.set_shadow(name, True)
         fleet.start(number=2)
         results = fleet.send_each("retry", range(60))
-        assert [result.get(timeout=30) for result in results] == list(range(60))
-        assert len(fleet.permits()) == fleet.started() == 60
-        assert_never_over(fleet.permits(), 20)
-        assert "Traceback" not in fleet.log(0) + fleet.log(1)
+        shadowed = fleet.send_each("wait", range(60, 80))
+        assert [result.get(timeout=30) for result in results + shadowed] == list(range(80))
+        permits = [permit for permit in fleet.permits() if permit.index < 60]
+        assert (len(permits), fleet.started()) == (60, 80)
+        assert_never_over(permits, 20)
+        fleet.assert_no_errors()
 
 
 def test_worker_without_the_gate_defers_tasks_while_the_store_is_down(new_fleet: NewFleet, store: redis.Redis) -> None:
