@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import redis
 
 from benchmarks.measures import worst_second
-from celery_ratelimit import Limit, Limiter, Throttled
+from celery_ratelimit import ImpossibleRequest, Limit, Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import AGAIN, NewFleet, assert_never_over, assert_over, until
 
@@ -42,8 +43,10 @@ def test_limits_of_every_algorithm_hold_on_a_fleet(new_fleet: NewFleet) -> None:
         assert fleet.sent_back() <= 60 * len(most) * AGAIN
 
 
-def test_a_task_settles_its_cost_once_and_by_the_names_of_its_limits(new_fleet: NewFleet, limiter: Limiter) -> None:
-    limit = Limit("10/s", burst=100, name="tests.apps.fleet.settled")
+def test_costs_are_settled_once_and_by_names_and_one_that_a_stored_limit_never_grants_fails(
+    new_fleet: NewFleet, limiter: Limiter
+) -> None:
+    limit, weighed = Limit("10/s", burst=100, name="tests.apps.fleet.settled"), "tests.apps.fleet.weighed"
     with new_fleet() as fleet:
         fleet.start()
         assert fleet.send("settled", 0, 50, 10).get(timeout=10) == [True, False]
@@ -51,15 +54,28 @@ def test_a_task_settles_its_cost_once_and_by_the_names_of_its_limits(new_fleet: 
         assert fleet.send("settled", 1, 10, 60).get(timeout=10) == [True, False]
         assert limiter.peek(limit).remaining <= 60
         wrong, neither, right = fleet.send("settled_by_name", 0, 50, 90).get(timeout=10)
-    assert "no limit 'tokes'" in wrong
-    assert "(limits: tokens, calls)" in wrong
-    assert "task 'tests.apps.fleet.settled_by_name': settle takes either permits" in neither
-    assert right is True
-    assert limiter.peek(Limit("10/s", burst=100, name="tokens")).reset_after > 5.5, "more than the 50 that were charged"
+        assert "no limit 'tokes'" in wrong
+        assert "(limits: tokens, calls)" in wrong
+        assert "task 'tests.apps.fleet.settled_by_name': settle takes either permits" in neither
+        assert right is True
+        tokens = limiter.peek(Limit("10/s", burst=100, name="tokens"))
+        assert tokens.reset_after > 5.5, "more than the 50 that were charged"
+
+        assert fleet.send("weighed", 0, 10).get(timeout=10) == 0
+        limiter.set_rate(weighed, Limit("100/s", burst=5), force=True)
+        with pytest.raises(ImpossibleRequest, match="holds 5 at most"):
+            fleet.send("weighed", 1, 10).get(timeout=10)
+        assert fleet.send("weighed", 2, 5).get(timeout=10) == 2
+        limiter.unset_rate(weighed, force=True)
 
 
-def test_keys_have_rates_from_settings_or_a_callable_despite_its_errors(new_fleet: NewFleet) -> None:
-    """Keys of ``plain`` are its indexes, 1000 and 1001; tenants of ``by_plan`` differ by its index."""
+def test_keys_have_rates_from_settings_or_a_callable_and_missing_ones_are_exempt_or_shared(
+    new_fleet: NewFleet, store: redis.Redis
+) -> None:
+    """Keys of ``plain`` are its indexes, 1000 and 1001; tenants of ``by_plan`` differ by its index.
+
+    A callable that raises leaves the limit's own rate.
+    """
     limit = {"rate": "1/s", "key": "{index}", "rates": {"1000": "20/s", "1001": "5/s"}, "name": "models"}
     with new_fleet(install=True, ratelimit_tasks={"*.plain": limit}) as fleet:
         for index in range(60):
@@ -69,6 +85,13 @@ def test_keys_have_rates_from_settings_or_a_callable_despite_its_errors(new_flee
         fleet.start(number=2)
         fleet.wait_for(160, 40)
         permits = fleet.permits()
+
+        fleet.send_each("exempt", range(2000, 2005))
+        fleet.wait_for(165, 20)
+        assert not list(store.scan_iter("ratelimit:*{tests.apps.fleet.exempt}*:state"))
+        without = fleet.send_each("without_key", range(2005, 2011))
+        fleet.send("without_key", 2011, "ann").get(timeout=20)
+        until(lambda: sorted(each.state for each in without) == ["REVOKED"] * 3 + ["SUCCESS"] * 3, 20, "one bucket")
     by_plan = [permit for permit in permits if permit.index < 1000]
     assert sorted(permit.index for permit in by_plan) == list(range(60))
     for number, rate in enumerate((20, 5, 5)):
@@ -77,14 +100,3 @@ def test_keys_have_rates_from_settings_or_a_callable_despite_its_errors(new_flee
     for index, rate in ((1000, 20), (1001, 5)):
         assert_never_over([permit for permit in permits if permit.index == index], rate)
         assert_over([permit for permit in permits if permit.index == index], rate / 2)
-
-
-def test_missing_key_exempts_tasks_or_shares_a_bucket(new_fleet: NewFleet, store: redis.Redis) -> None:
-    with new_fleet() as fleet:
-        fleet.start("-P", "threads", "-c", "2")
-        fleet.send_each("exempt", range(5))
-        fleet.wait_for(5, 20)
-        assert not list(store.scan_iter("ratelimit:*{tests.apps.fleet.exempt}*:state"))
-        fleet.send_each("without_key", range(5, 11))
-        fleet.send("without_key", 11, "ann")
-        fleet.wait_for_each([0, 1, 2, 3, 4, 5, 6, 7, 11], 20)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import kombu
 import pytest
 from kombu import Exchange, Queue
 
@@ -19,13 +18,13 @@ REJECTED = "tests.apps.rejecting.rejected"
 
 def bound(broker: Broker, kind: str, key: str, **arguments: Any) -> None:
     """A dead-letter exchange ``dlx`` and a queue ``dead`` that gets what has this routing key."""
-    with kombu.Connection(broker.url) as connection:
-        Queue("dead", Exchange("dlx", kind), key, queue_arguments=arguments)(connection.default_channel).declare()
+    with broker.channel() as channel:
+        Queue("dead", Exchange("dlx", kind), key, queue_arguments=arguments)(channel).declare()
 
 
 def dead_letters(broker: Broker) -> list[Any]:
-    with kombu.Connection(broker.url) as connection:
-        return list(iter(Queue("dead")(connection.default_channel).get, None))
+    with broker.channel() as channel:
+        return list(iter(Queue("dead")(channel).get, None))
 
 
 def conf(queue: dict[str, Any], **arguments: Any) -> dict[str, Any]:
@@ -158,11 +157,11 @@ def test_a_return_queue_has_no_length(new_fleet: NewFleet, broker: Broker, overf
         fleet.start(number=2)
         fleet.wait_for(5, 20)
         until(lambda: broker.has("jobs.throttled"), 10, "the return queue")
-        with kombu.Connection(broker.url) as connection:
+        with broker.channel() as channel:
             declared = Queue(
                 "jobs.throttled", queue_arguments={"x-dead-letter-exchange": "dlx", "x-overflow": overflow}
             )
-            declared(connection.default_channel).queue_declare()  # refused, if it had another argument
+            declared(channel).queue_declare()  # refused, if it had another argument
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import redis
 
 from benchmarks import records
 from benchmarks.measures import worst_second
-from celery_ratelimit import ImpossibleRequest, Limit, Limiter
+from celery_ratelimit import Limiter
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 NAME = "tests.apps.fleet."
@@ -101,17 +101,6 @@ def test_endless_pause_gives_up_no_task(new_fleet: NewFleet, limiter: Limiter) -
         until(lambda: "its turn comes when the limit is resumed" in fleet.log(), 20, "a refusal")
         assert limiter.resume(NAME + "wait", force=True)
         fleet.wait_for_each(range(20), 15)
-
-
-def test_task_that_a_stored_limit_can_never_grant_fails(new_fleet: NewFleet, limiter: Limiter) -> None:
-    with new_fleet() as fleet:
-        fleet.start()
-        assert fleet.send("weighed", 0, 10).get(timeout=10) == 0
-        limiter.set_rate(NAME + "weighed", Limit("100/s", burst=5), force=True)
-        with pytest.raises(ImpossibleRequest, match="holds 5 at most"):
-            fleet.send("weighed", 1, 10).get(timeout=10)
-        assert fleet.send("weighed", 2, 5).get(timeout=10) == 2
-        limiter.unset_rate(NAME + "weighed", force=True)
 
 
 def test_per_worker_limit_counts_for_each_worker(new_fleet: NewFleet, store: redis.Redis) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import redis
 
 from benchmarks import processes
 from celery_ratelimit.testing import free_port
@@ -41,16 +40,13 @@ def web_process(fleet: Fleet) -> Iterator[str]:
         processes.stop([web])
 
 
-def client_of(url: str, **query: float) -> httpx.AsyncClient:
-    """One whose own pool holds nothing up."""
-    return httpx.AsyncClient(base_url=url, timeout=90, limits=httpx.Limits(max_connections=None), params=query)
-
-
 def test_web_process_and_fleet_share_a_quota(new_fleet: NewFleet, tmp_path: Path) -> None:
     """Tasks and requests come together, in waves, half again as many as the quota lets through."""
 
     async def requested(fleet: Fleet, url: str) -> list[int]:
-        async with client_of(url) as client:
+        # Its own pool holds nothing up.
+        unbounded = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=90, limits=unbounded) as client:
             requests = []
             for wave in range(WAVES):
                 for index in range(wave * EACH, (wave + 1) * EACH):
@@ -71,18 +67,3 @@ def test_web_process_and_fleet_share_a_quota(new_fleet: NewFleet, tmp_path: Path
         assert ALL / 10 <= of_tasks <= ALL * 9 / 10, "both get on"
         assert_over(permits, RATE / 2)
         assert "Traceback" not in fleet.log(0) + fleet.log(1) + (tmp_path / "web.log").read_text()
-
-
-def test_refused_requests_have_a_retry_after_header(new_fleet: NewFleet, store: redis.Redis) -> None:
-    with new_fleet(rate="1/m") as fleet, web_process(fleet) as url:
-
-        async def requested() -> list[int]:
-            async with client_of(url, max_wait=0.5) as client:
-                answers = await asyncio.gather(*[client.get(f"/charge/{index}") for index in range(20)])
-                return [answer.status_code for answer in answers]
-
-        assert sorted(asyncio.run(requested())) == [200] + 19 * [429]
-        assert store.zcard("ratelimit:v1:{shared}::slots") == 0
-        answer = httpx.get(f"{url}/charge/99", params={"max_wait": 1})
-        assert (answer.status_code, answer.json()) == (429, {"limit": "shared"})
-        assert 1 <= int(answer.headers["Retry-After"]) <= 60
