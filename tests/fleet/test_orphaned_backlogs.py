@@ -62,8 +62,7 @@ def test_backlog_of_a_renamed_or_removed_quota_returns_to_its_queue(
         fleet.stop()
         deploy(fleet, **later)
         fleet.start()
-        fleet.wait_for(40, 30)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(40), 1)
+        fleet.wait_for_each(range(40), 30)
         log = fleet.log()
         assert "39 tasks are parked for the limit 'stripe', which no worker has had" in log
         assert "39 tasks of the limit 'stripe', which no worker has, are in their queues again: celery" in log
@@ -117,8 +116,7 @@ def test_messages_in_the_old_return_queue_run_after_its_name_changed(new_fleet: 
         fleet.stop()  # what was back from its lot goes back to the return queue
         deploy(fleet, ratelimit_return_queue="back.{queue}", **quota("stripe", "20/s"))
         fleet.start("-c", "1")
-        fleet.wait_for(10, 30)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 1)
+        fleet.wait_for_each(range(10), 30)
 
 
 def test_drained_tasks_run_after_the_package_was_removed(
@@ -142,8 +140,7 @@ def test_drained_tasks_run_after_the_package_was_removed(
         assert not ParkingLots(fleet.sender).lots()
         fleet.app = "tests.apps.uninstalled"
         fleet.start()
-        fleet.wait_for(60, 20)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys([*range(30), *range(100, 130)], 1)
+        fleet.wait_for_each([*range(30), *range(100, 130)], 20)
         sent = {int(path.stem): json.loads(path.read_text()) for path in tmp_path.glob("*.headers")}
         assert len(sent) == 60 - ran
         for index, headers in sent.items():
@@ -206,6 +203,5 @@ def test_parked_tasks_run_after_the_index_was_lost(new_fleet: NewFleet, limiter:
         assert len(lost) == 2
         store.delete(*lost)
         limiter.resume(RETRY, force=True)
-        fleet.wait_for(60, 40)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(60), 1)
+        fleet.wait_for_each(range(60), 40)
         until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "the warning")
