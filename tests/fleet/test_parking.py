@@ -114,12 +114,12 @@ def test_waiting_tasks_that_are_revoked_or_expire_leave_at_once(new_fleet: NewFl
         fleet.start()
         fleet.send_each("wait", [0])
         _, revoked, left = fleet.send_each("retry", range(10, 13))
-        attempt = fleet.send("stubborn", 20)
-        until(lambda: (parked(fleet), parked(fleet, stubborn), fleet.started()) == (2, 1, 3), 20, "their waiting")
         now = datetime.now(timezone.utc)
-        expired = fleet.send_each("wait", range(1, 6), expires=now + timedelta(seconds=2))
-        expired += fleet.send_each("retry", [13], expires=now + timedelta(seconds=6))
-        until(lambda: parked(fleet) == 3, 10, "its being parked")
+        expired = fleet.send_each("retry", [13], expires=now + timedelta(seconds=6))
+        attempt = fleet.send("stubborn", 20)
+        waiting = [f"[{each.id}] throttled" for each in (revoked, left, *expired)]
+        until(lambda: all(line in fleet.log() for line in waiting) and parked(fleet, stubborn), 20, "their waiting")
+        expired += fleet.send_each("wait", range(1, 6), expires=now + timedelta(seconds=8))
         revoked.revoke()
         attempt.revoke()  # the store knows it by another id than that of the first attempt
         for result in (revoked, attempt, *expired):
