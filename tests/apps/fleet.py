@@ -121,6 +121,7 @@ LIMITED: dict[Callable[..., int], dict[str, dict[str, Any]]] = {
     occupy: {
         "place": {"limits": PLACES},
         "patient_place": {"limits": PLACES, "throttle": "wait"},
+        "late_place": {"limits": PLACES, "throttle": "wait", "acks_late": True},
     },
     occupy_several: {
         "train": {"limits": GPUS},
@@ -131,7 +132,7 @@ LIMITED: dict[Callable[..., int], dict[str, dict[str, Any]]] = {
 for _body, _tasks in LIMITED.items():
     for _name, _options in _tasks.items():
         app.task(base=RateLimitedTask, name=f"{__name__}.{_name}", **_options)(_body)
-for _name in ("plain", "other"):
+for _name in ("plain", "other", "third"):
     app.task(name=f"{__name__}.{_name}")(start)
 
 
