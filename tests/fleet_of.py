@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.worker_starter import StartedWorker, WorkerStarter, can_start
 
-__all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "errors", "new_rates", "outcome", "pool_jobs", "until"]
+__all__ = [
+    *("AGAIN", "Fleet", "NewFleet", "assert_never_over", "assert_over", "errors", "new_rates", "outcome", "pool_jobs"),
+    "until",
+]
 
 #: How often the time that is plenty on a machine without other work a busy one has. Nothing is judged by a time-out but
 #: that a test does not hang: what broken code would do later takes longer than this, or for ever.
@@ -115,6 +118,7 @@ class Fleet:
         server: broker, result backend, and limiter's store unless ``conf`` names another.
         directory: for logs and records.
         rate: the limit of the app's tasks.
+        prefix: of the names of the tasks that are sent.
         broker: the address of another broker than ``server``.
         conf: settings of the app, and of who sends to it.
         install: whether the app calls ``install(app)``.
@@ -128,6 +132,7 @@ class Fleet:
         rate: str = "100/s",
         install: bool = False,
         app: str = "tests.apps.fleet",
+        prefix: str = "tests.apps.fleet.",
         broker: str | None = None,
         **conf: Any,
     ) -> None:
@@ -142,6 +147,7 @@ class Fleet:
         }
         #: Options of every worker. Mingle waits a second for what the others know, which nothing here depends on.
         self.options: tuple[str, ...] = ("--without-mingle",)
+        self.prefix = prefix
         #: Whose code the next workers run.
         self.root = processes.ROOT
         self.workers: list[Worker] = []
@@ -157,8 +163,13 @@ class Fleet:
         self.sender.close()
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
-        name = task if task == "whole" else f"tests.apps.fleet.{task}"
+        """``task``: a name after ``prefix``, or a whole one, which has a dot."""
+        name = task if "." in task or task == "whole" else self.prefix + task
         return self.sender.send_task(name, args=args, **options)
+
+    def send_each(self, task: str, indexes: Iterable[int], *args: Any, **options: Any) -> list[Any]:
+        """Send a task for each index, all with the same arguments after it."""
+        return [self.send(task, index, *args, **options) for index in indexes]
 
     def start(self, *options: str, number: int = 1) -> None:
         """Start workers with the ordinary command and return when each is ready."""
@@ -249,9 +260,27 @@ class Fleet:
         until(lambda: self.started() >= count, timeout, f"the start of {count} bodies")
         return self.starts()
 
+    def send_in_turn(self, tasks: Sequence[str], number: int) -> list[Any]:
+        """Send so many tasks, of one kind after the other; the index of each is its number."""
+        return [self.send(tasks[index % len(tasks)], index) for index in range(number)]
+
+    def wait_for_each(self, indexes: Iterable[int], timeout: float) -> None:
+        """Wait until each of these tasks has started; AssertionError if one has started twice, or another one."""
+        expected = sorted(indexes)
+        assert sorted(start.index for start in self.wait_for(len(expected), timeout)) == expected
+
     def parking_lots(self) -> ParkingLots:
         """As somebody sees them who knows the names of the limits."""
         return ParkingLots(self.sender)
+
+    def parked(self, name: str | None = None) -> int:
+        """How many tasks are parked, of one limit or of all."""
+        return sum(lot.parked for lot in self.parking_lots().lots(*([name] if name else [])))
+
+    def assert_no_errors(self) -> None:
+        for index in range(len(self.workers)):
+            assert "Traceback" not in self.log(index)
+            assert errors(self.log(index)) == []
 
     def signals(self) -> list[str]:
         path = self.directory / "signals"
@@ -262,3 +291,7 @@ class Fleet:
         logs = "".join(self.log(index) for index in range(len(self.workers)))
         received = re.findall(r"\[([0-9a-f-]{36})\] received", logs)
         return len(received) - len(set(received))
+
+
+#: The fixture ``new_fleet``: a fleet on the store that tests share, with its records in the test's own directory.
+NewFleet = Callable[..., Fleet]

@@ -59,44 +59,44 @@ class Broker:
 
     def ready(self, *queues: str) -> int:
         """Messages of these queues that no consumer has; queues that do not exist have none."""
-        return sum(self._declared(queue)[0] for queue in queues)
+        return sum(found.message_count for found in map(self._declared, queues) if found is not None)
 
     def consumers(self, queue: str) -> int:
-        return self._declared(queue)[1]
+        return found.consumer_count if (found := self._declared(queue)) is not None else 0
 
-    def _declared(self, queue: str) -> tuple[int, int]:
-        with kombu.Connection(self.url) as connection:
+    def has(self, queue: str) -> bool:
+        return self._declared(queue) is not None
+
+    def _declared(self, queue: str) -> Any:
+        """Its counts, or None if there is no such queue."""
+        with self.channel() as channel:
             try:
-                said = connection.default_channel.queue_declare(queue, passive=True)
+                return channel.queue_declare(queue, passive=True)
             except exceptions.ChannelError as error:
                 if error.code != 404:
                     raise
-                return 0, 0
-            return said.message_count, said.consumer_count
+                return None
 
-    def has(self, queue: str) -> bool:
+    @contextlib.contextmanager
+    def channel(self) -> Iterator[Any]:
         with kombu.Connection(self.url) as connection:
-            try:
-                connection.default_channel.queue_declare(queue, passive=True)
-            except exceptions.ChannelError:
-                return False
-            return True
+            yield connection.default_channel
 
     def declare(self, queue: str) -> None:
         """Declare a durable queue without any arguments."""
-        with kombu.Connection(self.url) as connection:
-            connection.default_channel.queue_declare(queue, durable=True, auto_delete=False)
+        with self.channel() as channel:
+            channel.queue_declare(queue, durable=True, auto_delete=False)
 
     def bind(self, queue: str, exchange: str) -> None:
         """Declare a fanout exchange for a queue."""
-        with kombu.Connection(self.url) as connection:
-            connection.default_channel.exchange_declare(exchange, "fanout", durable=True, auto_delete=False)
-            connection.default_channel.queue_bind(queue, exchange)
+        with self.channel() as channel:
+            channel.exchange_declare(exchange, "fanout", durable=True, auto_delete=False)
+            channel.queue_bind(queue, exchange)
 
     def delete(self, queue: str) -> None:
         """Remove a queue with all that is in it, as somebody with a management page would."""
-        with kombu.Connection(self.url) as connection:
-            connection.default_channel.queue_delete(queue)
+        with self.channel() as channel:
+            channel.queue_delete(queue)
 
 
 def _definitions(first: int) -> dict[str, Any]:

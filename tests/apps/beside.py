@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -12,22 +11,17 @@ from tests.apps.fleet import RATE, app, note
 __all__ = ["app"]
 
 
-@app.task
-def busy(index: int, seconds: float) -> None:
+def stay(index: int, seconds: float = 0.0) -> None:
     note(index)
     time.sleep(seconds)
 
 
-@app.task(base=RateLimitedTask, limits=RATE, throttle=os.environ.get("TEST_THROTTLE", "retry"))
-def limited(index: int, seconds: float = 0.0) -> None:
-    note(index)
-    time.sleep(seconds)
-
-
-LIMITS: dict[str, Any] = {"concurrency": Concurrency(100, name="long"), "rate": "10/s", "nothing": None}
-
-
-@app.task(base=RateLimitedTask, limits=LIMITS[os.environ.get("TEST_LONG", "nothing")])
-def long(index: int, seconds: float) -> None:
-    note(index)
-    time.sleep(seconds)
+LIMITED: dict[str, dict[str, Any]] = {
+    "retry": {"limits": RATE},
+    "wait": {"limits": RATE, "throttle": "wait"},
+    "within_concurrency": {"limits": Concurrency(100, name="long")},
+    "within_rate": {"limits": "10/s"},
+}
+for _name, _options in LIMITED.items():
+    app.task(base=RateLimitedTask, name=f"{__name__}.{_name}", **_options)(stay)
+app.task(name=f"{__name__}.busy")(stay)

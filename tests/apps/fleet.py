@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, current_task
@@ -49,97 +50,30 @@ if os.environ.get("TEST_INSTALL"):
 RATE = os.environ.get("TEST_RATE", "100/s")
 
 
-@app.task(base=RateLimitedTask, limits=RATE)
-def retry(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, throttle="wait")
-def wait(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, throttle="drop")
-def drop(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, throttle="fail")
-def fail(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, max_wait=0.5)
-def impatient(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, acks_late=True)
-def late(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, max_wait=1, overflow="later")
-def overflowing(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, name="tenants", fair="{tenant}", weights={"gold": 3}))
-def shared(index: int, tenant: str) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, coalesce="newest", coalesce_key="{account}", acks_late=True)
-def newest(index: int, account: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=RATE, coalesce="oldest", coalesce_key="{account}", acks_late=True)
-def oldest(index: int, account: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"))
-def tenant(index: int, tenant: str) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"), max_wait=2)
-def impatient_tenant(index: int, tenant: str) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, key="{tenant}", max_parked=5), overflow="drop")
-def bounded(index: int, tenant: str) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit("100/s", burst=10, cost=lambda index, weight: weight))
-def weighed(index: int, weight: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit("10/s", per_worker=True), throttle="wait")
-def own(index: int) -> int:
-    note(index)
-    return index
-
-
 PLACES = Concurrency(3, name="places", lease=1.0)
+GPUS = Concurrency(4, name="gpus", lease=3.0, cost="gpus")
+
+
+def plan_of(tenant: str) -> str:
+    """Each answer is asked for again."""
+    if tenant == "lost":
+        raise ConnectionError("the database of plans is away")
+    if tenant == "none":
+        raise SystemExit(1)
+    return "20/s"
+
+
+def start(index: int) -> int:
+    note(index)
+    return index
+
+
+def start_of(index: int, tenant: Any = None) -> int:
+    return start(index)
+
+
+def start_weighed(index: int, weight: int) -> int:
+    return start(index)
 
 
 def occupy(index: int, seconds: float) -> int:
@@ -150,19 +84,56 @@ def occupy(index: int, seconds: float) -> int:
     return index
 
 
-@app.task(base=RateLimitedTask, limits=PLACES)
-def place(index: int, seconds: float) -> int:
+def occupy_several(index: int, seconds: float, gpus: int) -> int:
     return occupy(index, seconds)
 
 
-@app.task(base=RateLimitedTask, limits=PLACES, throttle="wait")
-def patient_place(index: int, seconds: float) -> int:
-    return occupy(index, seconds)
-
-
-@app.task(base=RateLimitedTask, limits=PLACES, throttle="wait", acks_late=True)
-def late_place(index: int, seconds: float) -> int:
-    return occupy(index, seconds)
+#: Tasks by what they are called with: their names, limits and options.
+LIMITED: dict[Callable[..., int], dict[str, dict[str, Any]]] = {
+    start: {
+        "retry": {"limits": RATE},
+        "wait": {"limits": RATE, "throttle": "wait"},
+        "drop": {"limits": RATE, "throttle": "drop"},
+        "fail": {"limits": RATE, "throttle": "fail"},
+        "impatient": {"limits": RATE, "max_wait": 0.5},
+        "late": {"limits": RATE, "acks_late": True},
+        "overflowing": {"limits": RATE, "max_wait": 1, "overflow": "later"},
+        "own": {"limits": Limit("10/s", per_worker=True), "throttle": "wait"},
+        "leaky": {"limits": Limit("10/s", algorithm="leaky_bucket", capacity=5)},
+        "fixed_window": {"limits": Limit(RATE, algorithm="fixed_window")},
+        "sliding_log": {"limits": Limit(RATE, algorithm="sliding_log")},
+        "sliding_window": {"limits": Limit(RATE, algorithm="sliding_window")},
+        "warming": {"limits": Limit(RATE, warmup=2)},
+        "mixed": {"limits": [Limit("50/s", burst=50), Limit(RATE, algorithm="sliding_log"), PLACES]},
+    },
+    start_of: {
+        "shared": {"limits": Limit(RATE, name="tenants", fair="{tenant}", weights={"gold": 3})},
+        "newest": {"limits": RATE, "coalesce": "newest", "coalesce_key": "{tenant}", "acks_late": True},
+        "oldest": {"limits": RATE, "coalesce": "oldest", "coalesce_key": "{tenant}", "acks_late": True},
+        "tenant": {"limits": Limit(RATE, key="tenant:{tenant}")},
+        "impatient_tenant": {"limits": Limit(RATE, key="tenant:{tenant}"), "max_wait": 2},
+        "bounded": {"limits": Limit(RATE, key="{tenant}", max_parked=5), "overflow": "drop"},
+        "exempt": {"limits": Limit("1/h", key="{tenant}", missing_key="exempt")},
+        "without_key": {"limits": Limit("1/h", burst=3, key="{tenant}", missing_key="shared"), "throttle": "drop"},
+        "by_plan": {"limits": Limit("5/s", key="{tenant}", rates=plan_of, rates_ttl=0.05)},
+    },
+    start_weighed: {"weighed": {"limits": Limit("100/s", burst=10, cost=lambda index, weight: weight)}},
+    occupy: {
+        "place": {"limits": PLACES},
+        "patient_place": {"limits": PLACES, "throttle": "wait"},
+        "late_place": {"limits": PLACES, "throttle": "wait", "acks_late": True},
+    },
+    occupy_several: {
+        "train": {"limits": GPUS},
+        "patient_train": {"limits": GPUS, "throttle": "wait"},
+        "train_in_memory": {"limits": [GPUS, Concurrency(4, name="memory", cost="gpus", lease=10.0)]},
+    },
+}
+for _body, _tasks in LIMITED.items():
+    for _name, _options in _tasks.items():
+        app.task(base=RateLimitedTask, name=f"{__name__}.{_name}", **_options)(_body)
+for _name in ("plain", "other", "third"):
+    app.task(name=f"{__name__}.{_name}")(start)
 
 
 @app.task(base=RateLimitedTask, limits=Concurrency(2, name="pair", lease=3.0), acks_late=True)
@@ -175,78 +146,6 @@ def pair(index: int, seconds: float) -> int:
             note(index)
             return index
         time.sleep(0.02)
-
-
-GPUS = Concurrency(4, name="gpus", lease=3.0, cost="gpus")
-
-
-@app.task(base=RateLimitedTask, limits=GPUS)
-def train(index: int, seconds: float, gpus: int) -> int:
-    return occupy(index, seconds)
-
-
-@app.task(base=RateLimitedTask, limits=GPUS, throttle="wait")
-def patient_train(index: int, seconds: float, gpus: int) -> int:
-    return occupy(index, seconds)
-
-
-@app.task(base=RateLimitedTask, limits=[GPUS, Concurrency(4, name="memory", cost="gpus", lease=10.0)])
-def train_in_memory(index: int, seconds: float, gpus: int) -> int:
-    return occupy(index, seconds)
-
-
-@app.task(base=RateLimitedTask, limits=Limit("1/h", key="{tenant}", missing_key="exempt"))
-def exempt(index: int, tenant: str | None = None) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit("1/h", burst=3, key="{tenant}", missing_key="shared"), throttle="drop")
-def without_key(index: int, tenant: str | None = None) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=PLACES)
-def broken_place(index: int) -> None:
-    note(index)
-    raise RuntimeError("broken")
-
-
-@app.task(base=RateLimitedTask, limits=Limit("10/s", algorithm="leaky_bucket", capacity=5))
-def leaky(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, algorithm="fixed_window"))
-def fixed_window(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, algorithm="sliding_log"))
-def sliding_log(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, algorithm="sliding_window"))
-def sliding_window(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=Limit(RATE, warmup=2))
-def warming(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task(base=RateLimitedTask, limits=[Limit("50/s", burst=50), Limit(RATE, algorithm="sliding_log"), PLACES])
-def mixed(index: int) -> int:
-    note(index)
-    return index
 
 
 @app.task(bind=True, base=RateLimitedTask, limits=Limit("10/s", burst=100, cost="estimate"), throttle="wait")
@@ -268,39 +167,6 @@ def settled_by_name(self: Any, index: int, estimate: int, actual: int) -> list[A
         except ConfigurationError as error:
             said.append(str(error))
     return said
-
-
-def plan_of(customer: str) -> str:
-    """Each answer is asked for again."""
-    if customer == "lost":
-        raise ConnectionError("the database of plans is away")
-    if customer == "none":
-        raise SystemExit(1)
-    return "20/s"
-
-
-@app.task(base=RateLimitedTask, limits=Limit("5/s", key="{customer}", rates=plan_of, rates_ttl=0.05))
-def by_plan(index: int, customer: str) -> int:
-    note(index)
-    return index
-
-
-@app.task
-def plain(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task
-def other(index: int) -> int:
-    note(index)
-    return index
-
-
-@app.task
-def third(index: int) -> int:
-    note(index)
-    return index
 
 
 @app.task(bind=True, base=RateLimitedTask, limits=RATE, name="whole")
@@ -340,8 +206,3 @@ def write_signal(
 ) -> None:
     with open(os.path.join(os.environ["TEST_RECORDS"], "signals"), "a") as file:
         file.write(f"{sender.name} {request.id} {retry_after:.3f} {limit} {outcome} {key}\n")
-
-
-@app.task
-def summed(numbers: list[int]) -> int:
-    return sum(numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from celery_ratelimit import Concurrency, Limit, RateLimitedTask
@@ -17,14 +18,8 @@ def replacing(self: Any, index: int, seconds: float) -> Any:
     try:
         return self.replace(occupying.s(index + 1, seconds))
     finally:
-        occupy_more(seconds)
+        time.sleep(seconds)
         note(-1 - index)
-
-
-def occupy_more(seconds: float) -> None:
-    import time
-
-    time.sleep(seconds)
 
 
 @app.task(base=RateLimitedTask, limits=ONE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from benchmarks.records import Recorder
-from celery_ratelimit import AsyncLimiter, Limit, Throttled
+from celery_ratelimit import AsyncLimiter, Limit
 
 limiter = AsyncLimiter.from_url(os.environ["TEST_BROKER"], quotas={"shared": Limit(os.environ["TEST_RATE"])})
 os.makedirs(f"{os.environ['TEST_RECORDS']}/permits", exist_ok=True)
@@ -23,14 +22,9 @@ permits = Recorder(f"{os.environ['TEST_RECORDS']}/permits")
 
 async def charge(request: Request) -> JSONResponse:
     """Waits for its turn, behind the tasks that wait, and notes when its permit was good by the store's clock."""
-    async with limiter.permit("shared", max_wait=float(request.query_params.get("max_wait", 60))) as decision:
+    async with limiter.permit("shared", max_wait=60) as decision:
         permits.note(int(request.path_params["index"]), decision._granted_at / 1e6, 0)
     return JSONResponse({"granted_at": decision._granted_at})
-
-
-async def throttled(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Throttled)
-    return JSONResponse({"limit": error.limit}, 429, {"Retry-After": str(math.ceil(error.retry_after))})
 
 
 async def ready(_: Request) -> JSONResponse:
@@ -46,7 +40,6 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
 
 app = Starlette(
     routes=[Route("/charge/{index:int}", charge), Route("/ready", ready)],
-    exception_handlers={Throttled: throttled},
     lifespan=lifespan,
 )
 

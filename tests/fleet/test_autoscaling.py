@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, until
 
 
 def grown(fleet: Fleet) -> int:
@@ -18,19 +16,15 @@ def grown(fleet: Fleet) -> int:
 
 
 @pytest.mark.slow
-def test_autoscaler_starts_no_process_for_throttled_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="4/s") as fleet:
-        for index in range(12):
-            fleet.send("wait", index)
+def test_autoscaler_starts_no_process_for_throttled_tasks(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet(rate="4/s") as fleet:
+        fleet.send_each("wait", range(12))
         fleet.start("--autoscale", "6,1", "-c", "1")
         fleet.wait_for(12, 20)
         idle = {"min": 1, "max": 6, "current": 1, "qty": 0}
         until(lambda: fleet.asked("stats")["autoscaler"] == idle, 20, "an autoscaler without tasks")
         assert grown(fleet) == 0
-        for index in range(12, 18):
-            fleet.send("patient_place", index, 8)
+        fleet.send_each("patient_place", range(12, 18), 8)
         until(lambda: store.llen("celery") == 0 and fleet.started() >= 15, 20, "as many running as the limit allows")
         stats: dict[str, int] = {}
 
@@ -43,13 +37,10 @@ def test_autoscaler_starts_no_process_for_throttled_tasks(
         fleet.wait_for(12 + 2 * 6, 30)
 
 
-@pytest.mark.parametrize("task", ["wait", "retry", "unlimited"])
-def test_autoscaler_starts_processes_for_granted_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
-) -> None:
-    with Fleet(server, tmp_path, rate="1000/s", app="tests.apps.growing_pool") as fleet:
+@pytest.mark.parametrize("task", ["wait", "retry", "busy"])
+def test_autoscaler_starts_processes_for_granted_tasks(new_fleet: NewFleet, task: str) -> None:
+    with new_fleet(rate="1000/s", app="tests.apps.beside", prefix="tests.apps.beside.") as fleet:
         fleet.start("--autoscale", "4,1", "-c", "1")
-        for index in range(8):
-            fleet.sender.send_task(f"slow_{task}", (index,))
+        fleet.send_each(task, range(8), 5.0)
         fleet.wait_for(4, 30)
         until(lambda: fleet.asked("stats")["autoscaler"]["current"] == 4, 20, "four processes")

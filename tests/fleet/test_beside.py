@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
-LIMITED, UNLIMITED = "tests.apps.beside.limited", "tests.apps.beside.busy"
 RATE = 10
 #: The first unlimited task's index; limited ones count from 0.
 OTHERS = 1000
 
 
-def fleet_of(server: EmbeddedServer, directory: Path, throttle: str = "retry", **conf: object) -> Fleet:
-    fleet = Fleet(server, directory, rate=f"{RATE}/s", app="tests.apps.beside", **conf)
-    fleet.env["TEST_THROTTLE"] = throttle
-    return fleet
-
-
-def send(fleet: Fleet, task: str, *args: object, queue: str = "celery") -> None:
-    fleet.sender.send_task(task, args=args, queue=queue)
+def beside(new_fleet: NewFleet, rate: float = RATE, **conf: Any) -> Fleet:
+    return new_fleet(rate=f"{rate}/s", app="tests.apps.beside", prefix="tests.apps.beside.", **conf)
 
 
 def started(fleet: Fleet, *, limited: bool) -> int:
@@ -52,15 +44,13 @@ def others_before(fleet: Fleet, number: int) -> int:
     ],
 )
 def test_limited_and_unlimited_tasks_alternate(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str, apart: bool, late: bool
+    new_fleet: NewFleet, throttle: str, pool: str, apart: bool, late: bool
 ) -> None:
     """Four processes start four unlimited tasks between two limited ones, if no task starves."""
     queue = "others" if apart else "celery"
-    with fleet_of(server, tmp_path, throttle, task_acks_late=late) as fleet:
-        for index in range(40):
-            send(fleet, LIMITED, index)
-        for index in range(500):
-            send(fleet, UNLIMITED, OTHERS + index, 0.1, queue=queue)
+    with beside(new_fleet, task_acks_late=late) as fleet:
+        fleet.send_each(throttle, range(40))
+        fleet.send_each("busy", range(OTHERS, OTHERS + 500), 0.1, queue=queue)
         fleet.start("-P", pool, *(("-Q", "celery,others") if apart else ()), number=2)
         until(lambda: started(fleet, limited=True) == 40, 60, "the start of the limited ones")
         between = [others_before(fleet, number + 1) - others_before(fleet, number) for number in range(1, 40)]
@@ -71,29 +61,21 @@ def test_limited_and_unlimited_tasks_alternate(
 
 
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
-def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
-) -> None:
-    with fleet_of(server, tmp_path, throttle) as fleet:
-        for index in range(20):
-            send(fleet, UNLIMITED, OTHERS + index, 0.1)
-        send(fleet, LIMITED, 0)
-        for index in range(20, 300):
-            send(fleet, UNLIMITED, OTHERS + index, 0.1)
+def test_first_task_of_an_idle_limit_starts_in_order_of_arrival(new_fleet: NewFleet, throttle: str) -> None:
+    with beside(new_fleet) as fleet:
+        fleet.send_each("busy", range(OTHERS, OTHERS + 20), 0.1)
+        fleet.send(throttle, 0)
+        fleet.send_each("busy", range(OTHERS + 20, OTHERS + 300), 0.1)
         fleet.start(number=2)
         fleet.wait_for(100, 40)
         assert 10 <= others_before(fleet, 1) <= 60
 
 
-def test_process_is_kept_free_for_tasks_that_were_just_parked(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_process_is_kept_free_for_tasks_that_were_just_parked(new_fleet: NewFleet) -> None:
     """At a worker's start long tasks are there before the first limited one has come back from its lot."""
-    with Fleet(server, tmp_path, rate="2/s", app="tests.apps.beside") as fleet:
-        for index in range(5):
-            send(fleet, LIMITED, index)
-        for index in range(4):
-            send(fleet, UNLIMITED, OTHERS + index, 20.0)
+    with beside(new_fleet, 2) as fleet:
+        fleet.send_each("retry", range(5))
+        fleet.send_each("busy", range(OTHERS, OTHERS + 4), 20.0)
         fleet.start("-c", "2")
         until(lambda: started(fleet, limited=True) == 5, 60, "the start of the limited ones")
         assert others_before(fleet, 5) == 1, "the other process was kept"
@@ -104,20 +86,15 @@ def test_process_is_kept_free_for_tasks_that_were_just_parked(
     ("throttle", "pool", "size"),
     [("retry", "prefork", 8), ("retry", "gevent", 16), ("wait", "threads", 4)],
 )
-def test_permits_are_used_soon_after_they_are_granted(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
-) -> None:
+def test_permits_are_used_soon_after_they_are_granted(new_fleet: NewFleet, pool: str, size: int, throttle: str) -> None:
     """Quick tasks, so that processes look as if they would soon be free; then long ones in all of them."""
     seconds = 6.0
-    with fleet_of(server, tmp_path, throttle) as fleet:
+    with beside(new_fleet) as fleet:
         fleet.start("-P", pool, "-c", str(size))
-        for index in range(100):
-            send(fleet, UNLIMITED, OTHERS + index, 0.0)
+        fleet.send_each("busy", range(OTHERS, OTHERS + 100), 0.0)
         fleet.wait_for(100, 30)
-        for index in range(size):
-            send(fleet, UNLIMITED, 2 * OTHERS + index, seconds)
-        for index in range(30):
-            send(fleet, LIMITED, index)
+        fleet.send_each("busy", range(2 * OTHERS, 2 * OTHERS + size), seconds)
+        fleet.send_each(throttle, range(30))
         fleet.wait_for(100 + size + 30, 40)
         permits = fleet.permits()
         assert_never_over(permits, RATE)
@@ -127,19 +104,15 @@ def test_permits_are_used_soon_after_they_are_granted(
 
 
 @pytest.mark.slow
-def test_busy_processes_stay_busy_when_the_connection_is_lost(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_busy_processes_stay_busy_when_the_connection_is_lost(new_fleet: NewFleet, store: redis.Redis) -> None:
     """Celery before 5.7 forgets what they run."""
-    with fleet_of(server, tmp_path) as fleet:
+    with beside(new_fleet) as fleet:
         fleet.start("-c", "4")
-        for index in range(4):
-            send(fleet, UNLIMITED, OTHERS + index, 8.0)
+        fleet.send_each("busy", range(OTHERS, OTHERS + 4), 8.0)
         fleet.wait_for(4, 20)
         # Before there is anything to be read: kombu may lose what it is just reading, limited or not.
         store.client_kill_filter(_type="normal", skipme=True)
-        for index in range(20):
-            send(fleet, LIMITED, index)
+        fleet.send_each("retry", range(20))
         fleet.wait_for(24, 40)
         permits = fleet.permits()
         assert_never_over(permits, RATE)
@@ -148,17 +121,12 @@ def test_busy_processes_stay_busy_when_the_connection_is_lost(
 
 
 @pytest.mark.slow
-def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_unlimited_tasks_start_beside_a_limit_above_the_pools_capacity(new_fleet: NewFleet) -> None:
     """More returned tasks have a slot than there are processes, all the time."""
-    with fleet_of(server, tmp_path) as fleet:
-        fleet.env["TEST_RATE"] = "100/s"
-        for index in range(800):
-            fleet.sender.send_task(LIMITED, args=[index, 0.1], queue="limited")
+    with beside(new_fleet, 100) as fleet:
+        fleet.send_each("retry", range(800), 0.1, queue="limited")
         fleet.start("-c", "2", "-Q", "limited,celery")
         fleet.wait_for(80, 40)
-        for index in range(3):
-            send(fleet, UNLIMITED, OTHERS + index, 0.05)
+        fleet.send_each("busy", range(OTHERS, OTHERS + 3), 0.05)
         until(lambda: started(fleet, limited=False) == 3, 20, "the start of the others")
         assert fleet.started() < 700, "limited ones wait still"

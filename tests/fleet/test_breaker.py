@@ -6,25 +6,21 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import redis
-
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import until
+from tests.fleet_of import NewFleet, until
 
-from .test_upstream import calls, send, upstream_fleet
+from .test_upstream import calls, upstream_fleet
 
 TASKS, DOWN = 60, 5.0
 
 
 def test_failing_upstream_is_tried_once_per_interval_and_all_tasks_run_afterwards(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, limiter: Limiter, tmp_path: Path
 ) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
+    with upstream_fleet(new_fleet) as fleet:
         (tmp_path / "down").touch()
         fleet.start(number=2)
-        limiter = Limiter.from_url(server.url)
-        results = [send(fleet, "fragile", index) for index in range(TASKS)]
+        results = [fleet.send("fragile", index) for index in range(TASKS)]
         until(lambda: limiter.config("fragile", force=True).by == "breaker", 20, "the breaker opening")
         opened, before = time.time(), len(calls(fleet))
         time.sleep(DOWN)

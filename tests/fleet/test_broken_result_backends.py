@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from celery.result import AsyncResult
 
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.far_away import far_away, listening
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, until
 from tests.rabbitmq import Broker
 
 #: Tasks of each kind.
@@ -48,12 +47,15 @@ def backend(kind: str, server: EmbeddedServer) -> Iterator[str]:
 
 @contextmanager
 def fleet_with(
-    kind: str, server: EmbeddedServer, directory: Path, *options: str, app: str = "tests.apps.fleet", **conf: Any
+    new_fleet: NewFleet, kind: str, server: EmbeddedServer, *options: str, taken: Sequence[str] = ("drop",), **conf: Any
 ) -> Iterator[Fleet]:
-    conf["ratelimit_url"] = server.url
-    with backend(kind, server) as url, Fleet(server, directory, rate="1/h", app=app, **conf) as fleet:
+    """A worker of a result backend that is out of order; the permits of these tasks are taken."""
+    with backend(kind, server) as url, new_fleet(rate="1/h", ratelimit_url=server.url, **conf) as fleet:
         fleet.env["TEST_BACKEND"] = url
         fleet.start(*options)
+        for task in taken:
+            fleet.send(task, 0, ignore_result=True)
+        fleet.wait_for(len(taken), 10)
         yield fleet
 
 
@@ -63,8 +65,7 @@ def lines(fleet: Fleet, result: AsyncResult) -> int:
 
 def all_end(fleet: Fleet, ended: Sequence[AsyncResult], *, may_be_stored: bool = False) -> None:
     """Unlimited tasks, which store nothing, start beside tasks that a limit ends, with an error line for each."""
-    for index in range(TASKS):
-        fleet.send("plain", 100 + index, ignore_result=True)
+    fleet.send_each("plain", range(100, 100 + TASKS), ignore_result=True)
     expected = set(range(100, 100 + TASKS))
     until(lambda: expected <= {start.index for start in fleet.starts()}, 10, f"each unlimited task\n{fleet.log()}")
 
@@ -80,57 +81,63 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
 
 
 def test_worker_goes_on_when_states_of_tasks_ended_by_a_limit_cannot_be_stored(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    tasks = ("drop", "fail", "impatient")
-    with fleet_with("hung", server, tmp_path) as fleet:
-        for task in tasks:
-            fleet.send(task, 0, ignore_result=True)
-        fleet.wait_for(len(tasks), 10)
-        all_end(fleet, [fleet.send(task, 1 + index) for task in tasks for index in range(TASKS)])
-        assert fleet.log().count(NOT_STORED) == len(tasks) * TASKS
-        nothing_is_left(fleet, store)
-
-
-@pytest.mark.slow
-def test_worker_goes_on_when_states_of_expired_and_coalesced_tasks_cannot_be_stored(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     """Not revoked ones: the command to revoke asks the backend in the worker's loop, in any worker of Celery."""
-    with fleet_with("hung", server, tmp_path) as fleet:
-        for task in ("retry", "newest"):
-            fleet.send(task, 0, *(["all"] if task == "newest" else []), ignore_result=True)
-        fleet.wait_for(2, 10)
-        expired = [fleet.send("retry", 1 + index, expires=2) for index in range(TASKS)]
-        *coalesced, _ = (fleet.send("newest", 1 + index, "all") for index in range(TASKS + 1))
-        all_end(fleet, [*expired, *coalesced])
-        assert fleet.log().count(NOT_STORED) == 2 * TASKS
+    tasks = ("drop", "fail", "impatient")
+    with fleet_with(new_fleet, "hung", server, taken=(*tasks, "retry")) as fleet:
+        fleet.send("newest", 0, "all", ignore_result=True)
+        fleet.wait_for(5, 10)
+        ended = [result for task in tasks for result in fleet.send_each(task, range(1, 1 + TASKS))]
+        ended += fleet.send_each("retry", range(1, 1 + TASKS), expires=2)
+        *coalesced, _ = fleet.send_each("newest", range(1, 2 + TASKS), "all")
+        all_end(fleet, [*ended, *coalesced])
+        assert fleet.log().count(NOT_STORED) == 5 * TASKS
         nothing_is_left(fleet, store)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["refusing", "full", "slow"])
-def test_worker_goes_on_with_a_refusing_full_or_slow_backend(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("kind", "app", "pool", "broker_url"),
+    [
+        ("refusing", "fleet", "prefork", "redis"),
+        ("full", "fleet", "prefork", "redis"),
+        ("slow", "fleet", "prefork", "redis"),
+        ("hung", "fleet", "solo", "redis"),
+        ("hung", "fleet", "gevent", "redis"),
+        ("hung", "fleet", "prefork", "rabbitmq"),
+        ("hung", "loopless", "threads", "rabbitmq"),
+    ],
+    indirect=["broker_url"],
+)
+def test_worker_goes_on_with_other_faults_pools_and_brokers(
+    new_fleet: NewFleet,
+    server: EmbeddedServer,
+    store: redis.Redis,
+    broker_url: str,
+    kind: str,
+    app: str,
+    pool: str,
 ) -> None:
-    with fleet_with(kind, server, tmp_path) as fleet:
-        fleet.send("drop", 0, ignore_result=True)
-        fleet.wait_for(1, 10)
-        ended = [fleet.send("drop", 1 + index) for index in range(TASKS)]
-        all_end(fleet, ended, may_be_stored=kind == "slow")
-        assert kind == "slow" or fleet.log().count("ends, but its result backend raised ") == TASKS
-        assert {"full": "command not allowed when used memory", "refusing": "Connection refused"}.get(
-            kind, ""
-        ) in fleet.log()
+    conf = {"app": f"tests.apps.{app}", "broker": broker_url}
+    with fleet_with(new_fleet, kind, server, "-P", pool, "-c", "1" if pool == "solo" else "2", **conf) as fleet:
+        all_end(fleet, fleet.send_each("drop", range(1, 1 + TASKS)), may_be_stored=kind == "slow")
+        if kind in ("full", "refusing"):
+            assert fleet.log().count("ends, but its result backend raised ") == TASKS
+            reason = {"full": "command not allowed when used memory", "refusing": "Connection refused"}[kind]
+            assert reason in fleet.log()
         nothing_is_left(fleet, store)
+        if broker_url != server.url:
+            assert Broker(broker_url).ready("celery") == 0
+            assert "Traceback" not in fleet.log()
 
 
 @pytest.mark.slow
-def test_distant_backend_stores_every_state(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_distant_backend_stores_every_state(new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis) -> None:
     """Each takes some 30 ms, and all of them longer than the deadline of a backend that hangs."""
-    with far_away(server, 0.01) as url, Fleet(server, tmp_path, rate="1/h", worker_prefetch_multiplier=0) as fleet:
+    with far_away(server, 0.01) as url, new_fleet(rate="1/h", worker_prefetch_multiplier=0) as fleet:
         fleet.env["TEST_BACKEND"] = url
-        ended = [fleet.send("drop", index) for index in range(800)][1:]
+        ended = fleet.send_each("drop", range(800))[1:]
         fleet.start()
         until(lambda: not store.exists("unacked", "celery"), 60, f"the end of each\n{fleet.log()[-2000:]}")
         assert sum(each.state == "REVOKED" for each in ended) >= len(ended) - 1, "one has the permit"
@@ -140,11 +147,11 @@ def test_distant_backend_stores_every_state(server: EmbeddedServer, store: redis
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["solo", "gevent"])
 def test_worker_of_another_pool_goes_on_with_a_hung_backend(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, pool: str
 ) -> None:
     if pool == "gevent":
         pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
-    with fleet_with("hung", server, tmp_path, "-P", pool, "-c", "1" if pool == "solo" else "2") as fleet:
+    with fleet_with(new_fleet, "hung", server, "-P", pool, "-c", "1" if pool == "solo" else "2") as fleet:
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
         all_end(fleet, [fleet.send("drop", 1 + index) for index in range(TASKS)])
@@ -153,10 +160,8 @@ def test_worker_of_another_pool_goes_on_with_a_hung_backend(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pool", "app"), [("prefork", "tests.apps.fleet"), ("threads", "tests.apps.loopless")])
-def test_on_rabbitmq(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, app: str
-) -> None:
-    with fleet_with("hung", server, tmp_path, "-P", pool, "-c", "2", app=app, broker=broker.url) as fleet:
+def test_on_rabbitmq(new_fleet: NewFleet, server: EmbeddedServer, broker: Broker, pool: str, app: str) -> None:
+    with fleet_with(new_fleet, "hung", server, "-P", pool, "-c", "2", app=app, broker=broker.url) as fleet:
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
         all_end(fleet, [fleet.send("drop", 1 + index) for index in range(TASKS)])
@@ -165,36 +170,30 @@ def test_on_rabbitmq(
         assert "Traceback" not in fleet.log()
 
 
-@pytest.mark.parametrize("on_rabbitmq", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["redis", "rabbitmq"])
 def test_stopping_worker_waits_until_states_are_stored(
-    request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, on_rabbitmq: bool
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, broker_url: str
 ) -> None:
     """Its messages are acknowledged as its loop has ended."""
-    conf = {"broker": request.getfixturevalue("broker").url if on_rabbitmq else server.url, "ratelimit_url": server.url}
-    with far_away(server, 0.3) as url, Fleet(server, tmp_path, rate="1/h", **conf) as fleet:
+    with far_away(server, 0.3) as url, new_fleet(rate="1/h", broker=broker_url, ratelimit_url=server.url) as fleet:
         fleet.env["TEST_BACKEND"] = url
         fleet.start()
         fleet.send("drop", 0, ignore_result=True)
         fleet.wait_for(1, 10)
-        ended = [fleet.send("drop", 1 + index) for index in range(3)]
+        ended = fleet.send_each("drop", range(1, 4))
         until(lambda: fleet.log().count("dropped, a permit") == 3, 10, "all being dropped")
         fleet.workers[0].send_signal(signal.SIGTERM)
         fleet.workers[0].wait(60)
         assert [each.state for each in ended] == ["REVOKED"] * 3
         assert NOT_STORED not in fleet.log()
-        if on_rabbitmq:
-            assert request.getfixturevalue("broker").ready("celery") == 0
-        else:
-            assert not store.exists("unacked", "celery")
+        assert not store.exists("unacked", "celery")
+        assert broker_url == server.url or Broker(broker_url).ready("celery") == 0
 
 
 def test_stopping_worker_requeues_tasks_whose_states_are_not_stored(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
-    with fleet_with("hung", server, tmp_path) as fleet:
-        fleet.send("drop", 0, ignore_result=True)
-        fleet.wait_for(1, 10)
-        ended = [fleet.send("drop", 1 + index) for index in range(TASKS)]
+    with fleet_with(new_fleet, "hung", server) as fleet:
+        ended = fleet.send_each("drop", range(1, 1 + TASKS))
         until(lambda: fleet.log().count("dropped, a permit") == TASKS, 10, "all being dropped")
         fleet.workers[0].send_signal(signal.SIGTERM)
         fleet.workers[0].wait(60)

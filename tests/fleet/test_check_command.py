@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import redis
 
 from benchmarks.processes import ROOT
-from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, until
+from celery_ratelimit.testing import embedded_server
+from tests.fleet_of import Fleet, NewFleet, until
 
 
 def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
@@ -43,17 +42,23 @@ def until_reported(fleet: Fleet, part: str, kind: str = "warnings", **env: str) 
 ALWAYS = ("the store keeps nothing on disk", "task 'tests.apps.fleet.overflowing': overflow='later'")
 
 
-def test_healthy_fleet_has_no_warning_but_for_a_limit_that_no_worker_has(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
-        fleet.start()
+def test_healthy_fleet_has_no_warning_but_for_an_unknown_limit_or_too_few_processes(new_fleet: NewFleet) -> None:
+    """Little's law: 20/s of half a second want ten; and more of what takes a while longer on a busy machine."""
+    with new_fleet(app="tests.apps.slow", prefix="tests.apps.slow.") as fleet:
+        fleet.start("-c", "2")
         until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
         found = until_reported(fleet, "1 worker answered (w0@test); the store at ", "notes")
         assert re.fullmatch(r".* at redis://127\.0\.0\.1:\d+/0 answered in \d+\.\d ms", found), found
         found = until_reported(fleet, "no live worker has the limit 'newer' (of tests.apps.slow.newer)", TEST_NEWER="1")
         assert "Start workers of this version of the code" in found
         assert not [each for each in checked(fleet)["warnings"] if "no live worker" in each]
+
+        for result in fleet.send_each("sleep", range(4), 0.5):
+            result.get(timeout=60)
+        note = until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5", "notes")
+        assert "and the workers that answered have 2 for their queues (celery): no more than " in note
+        fleet.send_each("sleep", range(200), 0.5)  # five seconds' worth and more, at the least
+        until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5")
 
 
 #: What is wrong with a worker, and the warning.
@@ -64,8 +69,8 @@ STRANGE = {
 }
 
 
-def test_strange_workers_are_named(server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker_url, ratelimit_url=server.url) as fleet:
+def test_strange_workers_are_named(new_fleet: NewFleet, broker_url: str) -> None:
+    with new_fleet(app="tests.apps.strange", broker=broker_url) as fleet:
         for fleet.env["TEST_STRANGE"] in STRANGE:
             fleet.launch()
         fleet.start(number=0)
@@ -73,26 +78,10 @@ def test_strange_workers_are_named(server: EmbeddedServer, store: redis.Redis, b
             assert f"worker w{index}@test" in until_reported(fleet, warning)
 
 
-def test_too_few_processes_for_the_rate_are_reported(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    """Little's law: 20/s of half a second want ten; and more of what takes a while longer on a busy machine."""
-    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
-        fleet.start("-c", "2", number=2)
-        results = [fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5]) for n in range(4)]
-        for result in results:
-            result.get(timeout=60)
-        note = until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5", "notes")
-        assert "and the workers that answered have 4 for their queues (celery): no more than " in note
-        for n in range(200):  # five seconds' worth and more, at the least
-            fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5])
-        until_reported(fleet, "limit 'slow': 20/s of tasks that take 0.5")
-
-
-def test_low_maxclients_of_the_store_is_reported(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_low_maxclients_of_the_store_is_reported(new_fleet: NewFleet, store: redis.Redis) -> None:
     with embedded_server() as small, redis.Redis.from_url(small.url) as client:
         client.config_set("maxclients", 50)
-        with Fleet(server, tmp_path, app="tests.apps.slow", ratelimit_url=small.url) as fleet:
+        with new_fleet(app="tests.apps.slow", ratelimit_url=small.url) as fleet:
             fleet.start("-c", "44", "-P", "threads")
             found = until_reported(fleet, "the store takes 50 clients (maxclients)")
             assert "1 worker(s) with 44 processes may come to 51" in found

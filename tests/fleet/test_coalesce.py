@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
-import redis
 from celery import chord, group
 from celery.result import AsyncResult
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
 ACCOUNTS, ROUNDS = 3, 8
@@ -47,20 +44,14 @@ def last(id: str, ended: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("which", "kind", "workers"),
+    ("which", "broker_url", "workers"),
     [("newest", "redis", 1), ("oldest", "redis", 2), pytest.param("newest", "rabbitmq", 2, marks=pytest.mark.slow)],
+    indirect=["broker_url"],
 )
 def test_equal_waiting_tasks_end_in_favour_of_one_that_runs(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    which: str,
-    kind: str,
-    workers: int,
+    new_fleet: NewFleet, broker_url: str, which: str, workers: int
 ) -> None:
-    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", broker=broker, ratelimit_url=server.url) as fleet:
+    with new_fleet(rate=f"{RATE}/s", broker=broker_url) as fleet:
         fleet.start(number=workers)
         fleet.send(which, -1, "other").get(timeout=20)
         results = [fleet.send(which, index, index % ACCOUNTS) for index in range(ACCOUNTS * ROUNDS)]
@@ -81,13 +72,13 @@ def test_equal_waiting_tasks_end_in_favour_of_one_that_runs(
         until(lambda: not fleet.parking_lots().lots(f"tests.apps.fleet.{which}"), 20, "the lot being empty")
 
 
-def test_tasks_of_a_canvas_are_not_coalesced(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="4/s") as fleet:
+def test_tasks_of_a_canvas_are_not_coalesced(new_fleet: NewFleet) -> None:
+    with new_fleet(rate="4/s") as fleet:
         fleet.start()
         app = fleet.sender
         same = app.signature("tests.apps.fleet.newest", args=(0, 7))
-        total = chord(group([same.clone() for _ in range(4)]), app.signature("tests.apps.fleet.summed"))()
-        linked = same.clone().apply_async(link=app.signature("tests.apps.fleet.summed", args=([1, 2],), immutable=True))
+        total = chord(group([same.clone() for _ in range(4)]), app.signature("tests.apps.fleet.total"))()
+        linked = same.clone().apply_async(link=app.signature("tests.apps.fleet.total", args=([1, 2],), immutable=True))
         others = [fleet.send("newest", 1, 7) for _ in range(4)]
         assert total.get(timeout=40) == 0, "all four have run"
         assert linked.get(timeout=20) == 0
@@ -102,9 +93,9 @@ def test_tasks_of_a_canvas_are_not_coalesced(server: EmbeddedServer, store: redi
     ],
 )
 def test_killed_worker_loses_no_coalesced_task_and_ends_none_twice(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
+    new_fleet: NewFleet, broker: Broker, step: str
 ) -> None:
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
+    with new_fleet(rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
         fleet.env["TEST_DIES"] = step
         doomed = fleet.launch()
         results = [fleet.send("newest", 0, 0)]

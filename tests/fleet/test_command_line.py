@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import redis
 from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_ratelimit import Limit, Limiter, ParkingLots
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 NAME = "tests.apps.fleet.retry"
 
@@ -31,15 +29,15 @@ def output_of(app: Celery, *arguments: str) -> Any:
     return json.loads(found.output)
 
 
-def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/m") as fleet:
+def test_task_lookup_says_where_tasks_are_and_watch_shows_throttled_ones(new_fleet: NewFleet) -> None:
+    with new_fleet(rate="1/m") as fleet:
         app, lots = fleet.sender, ParkingLots(fleet.sender)
         first = fleet.send("retry", 0)
-        fleet.start()
+        fleet.start("-E")
         assert first.get(timeout=60) == 0
         assert lots.explain(first.id).where == "ended"
         assert str(lots.explain(first.id)) == f"Task {first.id} has ended: SUCCESS."
-        results = [fleet.send("retry", index) for index in range(1, 21)]
+        results = fleet.send_each("retry", range(1, 21))
         until(lambda: sum(lot.parked for lot in lots.lots()) == len(results), 20, "a backlog that is parked")
         found = [lots.explain(result.id) for result in results]
         assert {each.where for each in found} <= {"parked", "held", "leaving"}
@@ -54,31 +52,27 @@ def test_task_lookup_says_where_tasks_are(server: EmbeddedServer, store: redis.R
         held = fleet.send("place", 100, 30.0)
         until(lambda: lots.explain(held.id).where == "running", 20, "a task that runs")
         assert lots.explain(held.id).worker == "w0@test"
-        later = fleet.sender.send_task(NAME, args=[200], countdown=600)
+        later = fleet.send("retry", 200, countdown=600)
         until(lambda: lots.explain(later.id).where == "scheduled", 20, "a task on a countdown")
         assert "waits for its countdown to end" in str(lots.explain(later.id))
 
-
-def test_watch_shows_throttled_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/m") as fleet:
-        fleet.start("-E")
         with ThreadPoolExecutor(1) as threads:
-            watching = threads.submit(run, fleet.sender, "watch", NAME, "--most", "3", "--json")
-            results = {fleet.send("retry", index).id for index in range(2)}
+            watching = threads.submit(run, app, "watch", NAME, "--most", "3", "--json")
+            sent = set()
             while not watching.done():  # it sees what happens once it has subscribed
-                results.add(fleet.send("retry", 2).id)
+                sent.add(fleet.send("retry", 201).id)
                 time.sleep(0.1)
-            found = watching.result()
-        assert found.exit_code == 0, found.output
-        events = [json.loads(line) for line in found.output.splitlines()]
+            seen = watching.result()
+        assert seen.exit_code == 0, seen.output
+        events = [json.loads(line) for line in seen.output.splitlines()]
         assert len(events) == 3
         assert {each["limit"] for each in events} == {NAME}
-        assert {each["uuid"] for each in events} <= results
+        assert {each["uuid"] for each in events} <= sent
 
 
-def test_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_remote_control_changes_limits(new_fleet: NewFleet, server: EmbeddedServer) -> None:
     limiter = Limiter.from_url(server.url, quotas={NAME: Limit("100/s", name=NAME)})
-    with Fleet(server, tmp_path) as fleet:
+    with new_fleet() as fleet:
         fleet.start(number=2)
         control, inspect = fleet.sender.control, fleet.sender.control.inspect(timeout=5, limit=2)
         until(lambda: len(inspect.ping() or {}) == 2, 20, "an answer of both workers")

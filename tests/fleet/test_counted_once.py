@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 import redis
@@ -14,7 +13,7 @@ from celery_ratelimit import Limiter, RateLimitedTask
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.prometheus import collector
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 
 NAME = "tests.apps.fleet.retry"
 TASKS, RATE = 5000, 400
@@ -26,7 +25,7 @@ LATE = 0.5
 # Whoever has imported the fleet's app in this process has its tasks, of the same names, in each app.
 @pytest.mark.filterwarnings("ignore:Task name:celery.exceptions.CeleryWarning")
 def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
     options = {"visibility_timeout": 6, "unacked_restore_throttle": 1}
     rate = f"{RATE}/s"
@@ -35,18 +34,15 @@ def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
     @app.task(base=RateLimitedTask, limits=rate, name=NAME)
     def retry(index: int) -> None: ...
 
-    with Fleet(server, tmp_path, rate=rate, broker_transport_options=options) as fleet:
-        for index in range(TASKS):
-            fleet.send("retry", index)
+    with new_fleet(rate=rate, broker_transport_options=options) as fleet:
+        fleet.send_each("retry", range(TASKS))
         fleet.start(number=2)
         fleet.wait_for(TASKS // 3, 60)
         killed_at = time.time()
         fleet.kill(1)
 
         def others_are_done() -> bool:
-            waits = (
-                store.llen("celery") + store.hlen("unacked") + sum(lot.parked for lot in fleet.parking_lots().lots())
-            )
+            waits = store.llen("celery") + store.hlen("unacked") + fleet.parked()
             return waits == 0 and fleet.started() > TASKS * 0.9
 
         until(others_are_done, 120, "the end of all tasks")

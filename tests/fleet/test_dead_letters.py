@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import kombu
 import pytest
-import redis
 from kombu import Exchange, Queue
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import NewFleet, assert_never_over, until
 from tests.rabbitmq import Broker, RabbitMQ
 
 APP = "tests.apps.rejecting"
@@ -21,13 +18,13 @@ REJECTED = "tests.apps.rejecting.rejected"
 
 def bound(broker: Broker, kind: str, key: str, **arguments: Any) -> None:
     """A dead-letter exchange ``dlx`` and a queue ``dead`` that gets what has this routing key."""
-    with kombu.Connection(broker.url) as connection:
-        Queue("dead", Exchange("dlx", kind), key, queue_arguments=arguments)(connection.default_channel).declare()
+    with broker.channel() as channel:
+        Queue("dead", Exchange("dlx", kind), key, queue_arguments=arguments)(channel).declare()
 
 
 def dead_letters(broker: Broker) -> list[Any]:
-    with kombu.Connection(broker.url) as connection:
-        return list(iter(Queue("dead")(connection.default_channel).get, None))
+    with broker.channel() as channel:
+        return list(iter(Queue("dead")(channel).get, None))
 
 
 def conf(queue: dict[str, Any], **arguments: Any) -> dict[str, Any]:
@@ -54,24 +51,29 @@ TOPIC = {"exchange": "shop", "exchange_type": "topic", "routing_key": "order.#"}
             id="quorum",
             marks=pytest.mark.slow,
         ),
+        pytest.param(TOPIC, None, "topic", "order.new", "order.new", id="policy", marks=pytest.mark.slow),
     ],
 )
 def test_a_task_that_is_rejected_after_its_return_is_a_dead_letter_as_any(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    broker: Broker,
-    tmp_path: Path,
+    new_fleet: NewFleet,
+    rabbitmq: RabbitMQ,
     queue: dict[str, Any],
-    arguments: dict[str, Any],
+    arguments: dict[str, Any] | None,
     dlx: str,
     sent: str,
     key: str,
 ) -> None:
+    broker = rabbitmq.broker()
     bound(broker, dlx, key)
-    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url, **conf(queue, **arguments)) as fleet:
+    settings = conf(queue, **(arguments or {}))
+    if arguments is None:  # it sets the dead-letter exchange, which no worker knows of
+        settings["task_queues"]["jobs"] = queue
+        host, policy = broker.url.rpartition("/")[2], json.dumps({"dead-letter-exchange": "dlx"})
+        rabbitmq.ctl("set_policy", "-p", host, "dead", r"^jobs(\.throttled)?$", policy)
+    with new_fleet(rate="20/s", app=APP, broker=broker.url, **settings) as fleet:
         fleet.start()
         for index in range(40):
-            fleet.sender.send_task(REJECTED, (index,), exchange="shop", routing_key=sent, priority=index % 3)
+            fleet.send(REJECTED, index, exchange="shop", routing_key=sent, priority=index % 3)
         fleet.wait_for(40, 20)
         assert_never_over(fleet.permits(), 20)
         until(lambda: broker.ready("dead") >= 40, 10, "40 dead letters")
@@ -84,16 +86,13 @@ def test_a_task_that_is_rejected_after_its_return_is_a_dead_letter_as_any(
             assert (death["reason"], death["routing-keys"]) == ("rejected", [sent])
 
 
-def test_a_dead_letter_that_comes_back_to_its_queue_is_run(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_a_dead_letter_that_comes_back_to_its_queue_is_run(new_fleet: NewFleet, broker: Broker) -> None:
     """As people delay a retry: by a queue that nothing consumes, whose messages expire into the first one."""
     back = {"x-message-ttl": 500, "x-dead-letter-exchange": "shop"}
     bound(broker, "direct", "charge", **back)
-    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url, **conf(DIRECT)) as fleet:
+    with new_fleet(rate="20/s", app=APP, broker=broker.url, **conf(DIRECT)) as fleet:
         fleet.start()
-        for index in range(30):
-            fleet.sender.send_task("tests.apps.rejecting.second_time", (index,), exchange="shop", routing_key="charge")
+        fleet.send_each("tests.apps.rejecting.second_time", range(30), exchange="shop", routing_key="charge")
         until(lambda: len(fleet.starts()) >= 60, 20, "each a second time")
         assert sorted(start.index for start in fleet.starts()) == sorted([*range(30), *range(30)])
         assert_never_over(fleet.permits(), 20)
@@ -102,16 +101,13 @@ def test_a_dead_letter_that_comes_back_to_its_queue_is_run(
 
 
 @pytest.mark.slow
-def test_a_dead_letter_is_throttled_by_the_queue_that_it_has_come_to(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_a_dead_letter_is_throttled_by_the_queue_that_it_has_come_to(new_fleet: NewFleet, broker: Broker) -> None:
     settings = conf(DIRECT)
     settings["task_queues"]["dead"] = {"exchange": "dlx", "exchange_type": "direct", "routing_key": "charge"}
-    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url, **settings) as fleet:
+    with new_fleet(rate="20/s", app=APP, broker=broker.url, **settings) as fleet:
         fleet.start("-Q", "jobs")
         fleet.start("-Q", "dead")
-        for index in range(30):
-            fleet.sender.send_task("tests.apps.rejecting.second_time", (index,), exchange="shop", routing_key="charge")
+        fleet.send_each("tests.apps.rejecting.second_time", range(30), exchange="shop", routing_key="charge")
         until(lambda: len(fleet.starts()) >= 60, 20, "each a second time")
         until(lambda: fleet.log(1).count("succeeded") >= 30, 20, "the end of the last one")
         assert fleet.log(1).count("succeeded") == 30
@@ -119,9 +115,9 @@ def test_a_dead_letter_is_throttled_by_the_queue_that_it_has_come_to(
 
 
 def test_a_task_finds_the_routing_key_that_it_was_sent_with(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+    new_fleet: NewFleet, broker: Broker, tmp_path: Path
 ) -> None:
-    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, **conf(TOPIC)) as fleet:
+    with new_fleet(rate="5/s", broker=broker.url, **conf(TOPIC)) as fleet:
         results = [fleet.send("whole", exchange="shop", routing_key=f"order.{n}", priority=1) for n in range(10)]
         fleet.start()
         paths = [tmp_path / f"{result.id}.request" for result in results]
@@ -133,37 +129,17 @@ def test_a_task_finds_the_routing_key_that_it_was_sent_with(
         assert "parked" in fleet.log()
 
 
-@pytest.mark.slow
-def test_a_policy_for_a_queue_and_its_return_queue(
-    server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
-    """It sets the dead-letter exchange, which no worker knows of."""
-    broker = rabbitmq.broker()
-    bound(broker, "topic", "order.#")
-    host, policy = broker.url.rpartition("/")[2], json.dumps({"dead-letter-exchange": "dlx"})
-    rabbitmq.ctl("set_policy", "-p", host, "dead", r"^jobs(\.throttled)?$", policy)
-    queues = {"task_queues": {"jobs": TOPIC}, "task_default_queue": "jobs"}
-    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url, **queues) as fleet:
-        fleet.start()
-        for index in range(40):
-            fleet.sender.send_task(REJECTED, (index,), exchange="shop", routing_key="order.new")
-        until(lambda: broker.ready("dead") >= 40, 20, "40 dead letters")
-        assert {letter.delivery_info["routing_key"] for letter in dead_letters(broker)} == {"order.new"}
-
-
 @pytest.mark.parametrize("broker_of", [pytest.param("server", marks=pytest.mark.slow), "broker"])
 def test_a_queue_that_expires_is_its_own_return_queue(
-    request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, broker_of: str
+    new_fleet: NewFleet, request: pytest.FixtureRequest, broker_of: str
 ) -> None:
     """Another one would be left behind, or be deleted with what is in it."""
     queues = {"task_queues": {"jobs": {**DIRECT, "queue_arguments": {"x-expires": 60_000}}}}
     url = request.getfixturevalue(broker_of).url
-    with Fleet(server, tmp_path, rate="20/s", broker=url, task_default_queue="jobs", **queues) as fleet:
+    with new_fleet(rate="20/s", broker=url, task_default_queue="jobs", **queues) as fleet:
         fleet.start()
-        for index in range(30):
-            fleet.send("retry", index)
-        fleet.wait_for(30, 20)
-        assert sorted(start.index for start in fleet.starts()) == list(range(30))
+        fleet.send_each("retry", range(30))
+        fleet.wait_for_each(range(30), 20)
         assert_never_over(fleet.permits(), 20)
         if broker_of == "broker":
             assert not request.getfixturevalue("broker").has("jobs.throttled")
@@ -173,54 +149,43 @@ def test_a_queue_that_expires_is_its_own_return_queue(
 
 
 @pytest.mark.parametrize("overflow", ["drop-head", pytest.param("reject-publish", marks=pytest.mark.slow)])
-def test_a_return_queue_has_no_length(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, overflow: str
-) -> None:
+def test_a_return_queue_has_no_length(new_fleet: NewFleet, broker: Broker, overflow: str) -> None:
     """Its queue's would drop, or refuse, what returns while no worker takes it."""
     bounds = {"x-max-length": 5, "x-overflow": overflow}
-    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, **conf(DIRECT, **bounds)) as fleet:
-        for index in range(5):
-            fleet.send("retry", index)
+    with new_fleet(rate="5/s", broker=broker.url, **conf(DIRECT, **bounds)) as fleet:
+        fleet.send_each("retry", range(5))
         fleet.start(number=2)
         fleet.wait_for(5, 20)
         until(lambda: broker.has("jobs.throttled"), 10, "the return queue")
-        with kombu.Connection(broker.url) as connection:
+        with broker.channel() as channel:
             declared = Queue(
                 "jobs.throttled", queue_arguments={"x-dead-letter-exchange": "dlx", "x-overflow": overflow}
             )
-            declared(connection.default_channel).queue_declare()  # refused, if it had another argument
-
-
-def test_a_parked_task_ends_when_its_queue_would_have_ended_it(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
-    bound(broker, "direct", "charge")
-    ttl = {"x-message-ttl": 3000}
-    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, **conf(DIRECT, **ttl)) as fleet:
-        fleet.start()
-        for index in range(60):
-            fleet.send("retry", index, exchange="shop", routing_key="charge")
-        until(lambda: fleet.started() + broker.ready("dead") >= 60, 20, "an end of each")
-        started, letters = fleet.started(), dead_letters(broker)
-        assert started + len(letters) == 60
-        assert started < 40, "the rest would have been run after seconds"
-        assert {letter.delivery_info["routing_key"] for letter in letters} == {"charge"}
-        until(lambda: not any(lot.parked for lot in fleet.parking_lots().lots()), 10, "no task being parked")
-        assert "Traceback" not in fleet.log()
+            declared(channel).queue_declare()  # refused, if it had another argument
 
 
 @pytest.mark.parametrize(
-    "pool", [pytest.param((), id="prefork"), pytest.param(("-P", "threads"), id="threads", marks=pytest.mark.slow)]
+    ("arguments", "expiration", "pool"),
+    [
+        pytest.param({"x-message-ttl": 3000}, None, "prefork", id="of the queue"),
+        pytest.param({}, 2, "prefork", id="its own"),
+        pytest.param({}, 2, "threads", id="its own, threads", marks=pytest.mark.slow),
+    ],
 )
-def test_a_parked_task_ends_by_its_own_time_to_live(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: tuple[str, ...]
+def test_a_parked_task_ends_by_the_time_to_live_of_its_queue_or_its_own(
+    new_fleet: NewFleet, broker: Broker, arguments: dict[str, Any], expiration: int | None, pool: str
 ) -> None:
     bound(broker, "direct", "charge")
-    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, **conf(DIRECT)) as fleet:
-        fleet.start(*pool)
+    with new_fleet(rate="5/s", broker=broker.url, **conf(DIRECT, **arguments)) as fleet:
+        fleet.start("-P", pool)
         for index in range(60):
-            brief = {"expiration": 2} if index >= 30 else {}
+            brief = {"expiration": expiration} if expiration and index >= 30 else {}
             fleet.send("retry", index, exchange="shop", routing_key="charge", **brief)
         until(lambda: fleet.started() + broker.ready("dead") >= 60, 30, "an end of each")
-        assert {start.index for start in fleet.starts()} >= set(range(30))
-        assert len(dead_letters(broker)) == 60 - fleet.started() > 20
+        started, letters = fleet.started(), dead_letters(broker)
+        assert started + len(letters) == 60
+        assert started < 40, "the rest would have been run after seconds"
+        assert {start.index for start in fleet.starts()} >= set(range(30 if expiration else 0))
+        assert {letter.delivery_info["routing_key"] for letter in letters} == {"charge"}
+        until(lambda: not any(lot.parked for lot in fleet.parking_lots().lots()), 10, "no task being parked")
+        assert "Traceback" not in fleet.log()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import redis
@@ -12,8 +11,7 @@ import redis
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import Limiter
 from celery_ratelimit.store.keys import hash_tag
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 
 RATE = 50
 #: Seconds that a replica may be behind when its master is lost, with room for a machine that does something else.
@@ -29,24 +27,32 @@ def role_of(server: redis.Redis) -> str:
 
 
 @pytest.mark.slow
-def test_lost_master_loses_no_task_and_hardly_a_permit(
-    server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path
+@pytest.mark.parametrize("how", ["lost", "hung"])
+def test_lost_or_hung_master_loses_no_task_and_hardly_a_permit(
+    new_fleet: NewFleet, sentinel_store: Sentinels, how: str
 ) -> None:
-    rate, tasks = 20, 80
+    """Connections to a hung one are open, and nothing comes: all of it happens while it hangs."""
+    rate, tasks, old = 20, 160, sentinel_store.master
     url = f"{sentinel_store.url}/0?service_name={Sentinels.NAME}"
-    with Fleet(server, tmp_path, rate=f"{rate}/s", ratelimit_url=url) as fleet:
+    with new_fleet(rate=f"{rate}/s", ratelimit_url=url) as fleet:
         fleet.start(number=2)
-        for index in range(tasks):
-            fleet.send("retry", index)
-            fleet.send("wait", tasks + index)
-        before = len(fleet.wait_for(30, 20))
-        assert before < 2 * tasks, "the failover comes in the middle"
-        sentinel_store.fail_over()
-        starts = fleet.wait_for(2 * tasks, 60)
-        assert sorted(start.index for start in starts) == list(range(2 * tasks))
-        permits = fleet.permits()
-        for of_limit in (range(tasks), range(tasks, 2 * tasks)):
-            mine = [permit for permit in permits if permit.index in of_limit]
+        fleet.send_in_turn(("retry", "wait"), tasks)
+        fleet.wait_for(30, 20)
+        if how == "lost":
+            sentinel_store.fail_over()
+        else:
+            old.freeze()
+        try:
+            until(lambda: sentinel_store.master is not old, 20, "a failover")
+            assert fleet.started() < tasks, "it comes in the middle"
+            fleet.wait_for(tasks, 60)
+        finally:
+            if how == "hung":
+                old.thaw()
+        time.sleep(1)
+        fleet.wait_for_each(range(tasks), 1)
+        for number in (0, 1):
+            mine = [permit for permit in fleet.permits() if permit.index % 2 == number]
             # docs/stores.md: a new master that knows nothing of a bucket has it full; it knows all but the last moment.
             assert_never_over(mine, rate, burst=1 + 1 + round(rate * BEHIND))
         log = fleet.log(0) + fleet.log(1)
@@ -58,7 +64,7 @@ def test_lost_master_loses_no_task_and_hardly_a_permit(
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", [False, True], ids=["", "min-replicas-to-write"])
 def test_planned_failover_loses_no_task_and_fails_none(
-    server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path, guarded: bool
+    new_fleet: NewFleet, sentinel_store: Sentinels, guarded: bool
 ) -> None:
     """Tasks are parked, come back, and are sent, while one master is given up and another one made."""
     parked, new = 250, 50
@@ -67,11 +73,10 @@ def test_planned_failover_loses_no_task_and_fails_none(
         "ratelimit_url": f"{sentinel_store.url}/0?service_name={Sentinels.NAME}",
         "ratelimit_on_store_error": "raise",  # a move is no outage: no task fails
     }
-    with redis.Redis.from_url(old.url) as of_old, Fleet(server, tmp_path, rate=f"{RATE}/s", **conf) as fleet:
+    with redis.Redis.from_url(old.url) as of_old, new_fleet(rate=f"{RATE}/s", **conf) as fleet:
         of_old.config_set("min-replicas-to-write", int(guarded))
         fleet.start(number=2)
-        for index in range(parked):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(parked))
         fleet.wait_for(50, 20)
         sender = ThreadPoolExecutor(1)
         sending = sender.submit(send_slowly, fleet, range(parked, parked + new), 2.0)
@@ -86,9 +91,7 @@ def test_planned_failover_loses_no_task_and_fails_none(
         # A worker hears of it a tenth of a second before there are two masters; on a busy machine perhaps later. One
         # that did not hear would run what the ten seconds let out in which the old master serves on.
         assert len(starts) - len(set(starts)) <= RATE
-        log = fleet.log(0) + fleet.log(1)
-        assert "Traceback" not in log
-        assert not errors(log)
+        fleet.assert_no_errors()
 
 
 def send_slowly(fleet: Fleet, indexes: range, seconds: float) -> None:
@@ -98,63 +101,28 @@ def send_slowly(fleet: Fleet, indexes: range, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_workers_leave_a_hung_master_for_the_new_one(
-    server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path
-) -> None:
-    """All of it happens while the old one hangs: its connections are open, and nothing comes."""
-    tasks = 150
-    url = f"{sentinel_store.url}/0?service_name={Sentinels.NAME}"
-    old = sentinel_store.master
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=url) as fleet:
-        fleet.start(number=2)
-        for index in range(tasks):
-            fleet.send(("retry", "wait")[index % 2], index)
-        fleet.wait_for(30, 20)
-        old.freeze()
-        try:
-            until(lambda: sentinel_store.master is not old, 20, "a failover")
-            assert fleet.started() < tasks, "it comes in the middle"
-            fleet.wait_for(tasks, 40)
-        finally:
-            old.thaw()
-        time.sleep(1)
-        assert sorted(start.index for start in fleet.starts()) == list(range(tasks))
-        log = fleet.log(0) + fleet.log(1)
-        assert "Traceback" not in log
-        assert not errors(log)
-
-
-@pytest.mark.slow
-def test_moved_cluster_slot_loses_no_task_and_no_permit(
-    server: EmbeddedServer, store: redis.Redis, cluster_store: Cluster, tmp_path: Path
-) -> None:
+def test_moved_cluster_slot_loses_no_task_and_no_permit(new_fleet: NewFleet, cluster_store: Cluster) -> None:
     rate, tasks = 30, 150
-    with Fleet(server, tmp_path, rate=f"{rate}/s", ratelimit_url=cluster_store.url) as fleet:
-        for index in range(tasks):
-            fleet.send("retry", index)
+    with new_fleet(rate=f"{rate}/s", ratelimit_url=cluster_store.url) as fleet:
+        fleet.send_each("retry", range(tasks))
         fleet.start(number=2)
         tag = hash_tag("tests.apps.fleet.retry")
         for _ in range(3):
             before = len(fleet.wait_for(fleet.started() + 20, 20))
             cluster_store.move_slot(tag, pause=0.05)
         assert before < tasks, "the slot moves in the middle"
-        starts = fleet.wait_for(tasks, 40)
-        assert sorted(start.index for start in starts) == list(range(tasks))
+        fleet.wait_for_each(range(tasks), 40)
         assert_never_over(fleet.permits(), rate)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 
-def test_limits_of_three_tags_hold_for_a_fleet_on_a_cluster(
-    server: EmbeddedServer, store: redis.Redis, cluster_store: Cluster, tmp_path: Path
-) -> None:
+def test_limits_of_three_tags_hold_for_a_fleet_on_a_cluster(new_fleet: NewFleet, cluster_store: Cluster) -> None:
     """A token bucket of 50/s, a log of 10/s and three places, each in a slot of its own."""
     rate, tasks = 10, 40
-    with Fleet(server, tmp_path, rate=f"{rate}/s", ratelimit_url=cluster_store.url) as fleet:
+    with new_fleet(rate=f"{rate}/s", ratelimit_url=cluster_store.url) as fleet:
         fleet.start(number=2)
-        for index in range(tasks):
-            fleet.send("mixed", index)
-        starts = fleet.wait_for(tasks, 40)
-        assert sorted(start.index for start in starts) == list(range(tasks))
+        fleet.send_each("mixed", range(tasks))
+        fleet.wait_for_each(range(tasks), 40)
         permits = sorted(permit.at for permit in fleet.permits())
         assert len(permits) == tasks
         for first, last in zip(permits, permits[rate:], strict=False):
@@ -163,22 +131,18 @@ def test_limits_of_three_tags_hold_for_a_fleet_on_a_cluster(
 
 
 @pytest.mark.slow
-def test_tasks_are_deferred_while_a_cluster_node_hangs(
-    server: EmbeddedServer, store: redis.Redis, cluster_store: Cluster, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=cluster_store.url) as fleet:
+def test_tasks_are_deferred_while_a_cluster_node_hangs(new_fleet: NewFleet, cluster_store: Cluster) -> None:
+    with new_fleet(rate=f"{RATE}/s", ratelimit_url=cluster_store.url) as fleet:
         fleet.start()
         node = cluster_store.nodes[cluster_store.owner(redis.crc.key_slot(b"tests.apps.fleet.retry"))]
         node.freeze()
         try:
-            for index in range(20):
-                fleet.send("retry", index)
+            fleet.send_each("retry", range(20))
             fleet.send("plain", 1_000).get(timeout=10)
             time.sleep(2)
             assert fleet.started() == 1
         finally:
             node.thaw()
-        starts = fleet.wait_for(21, 40)
-        assert sorted(start.index for start in starts) == [*range(20), 1_000]
+        fleet.wait_for_each([*range(20), 1_000], 40)
         assert_never_over(fleet.permits(), 50)
         assert Limiter.from_url(cluster_store.url).check_store() == []

@@ -1,6 +1,6 @@
 """Law 13 on real fleets: a shared limit serves each key by weight, and no key waits for another's backlog.
 
-All tasks are parked before the limit opens, so the order of turns is known. The tests judge the order of permits:
+Where all tasks are parked before the limit opens, the order of turns is known. The tests judge the order of permits:
 tasks in flight together may pass each other.
 """
 
@@ -10,37 +10,37 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
-from pathlib import Path
 from random import Random
 
 import pytest
 import redis
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 from tests.weighed import DEAREST, WEIGHTS
 
 #: Seconds of the rate that have left the lot, and tasks that two workers of two processes hold beside these.
 LEFT, HELD = 1.0, 16
 
-pytestmark = pytest.mark.slow
+
+def parked(fleet: Fleet) -> int:
+    return sum(lot.parked for lot in fleet.parking_lots().lots())
 
 
 @contextmanager
-def parked(
-    server: EmbeddedServer, directory: Path, rate: int, task: str, limit: str, calls: Sequence[tuple[object, ...]]
+def all_parked(
+    new_fleet: NewFleet, rate: int, calls: Sequence[tuple[object, ...]]
 ) -> Iterator[tuple[Fleet, list[int]]]:
     """Two workers and all calls parked; yields the fleet and the order of the backlog. The limit is open then."""
-    with Fleet(server, directory, rate=f"{rate}/s", app="tests.apps.weighed") as fleet:
-        limiter = Limiter.from_url(server.url)
-        limiter.pause(limit, 3600, force=True)
+    with new_fleet(rate=f"{rate}/s", app="tests.apps.weighed") as fleet:
+        limiter = Limiter.from_url(fleet.server.url)
+        limiter.pause("weighed", 3600, force=True)
         for index, call in enumerate(calls):
-            fleet.sender.send_task(task, args=[index, *call])
+            fleet.send("tests.apps.weighed.weighed", index, *call)
         fleet.start(number=2)
-        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots()) == len(calls), 60, "all being parked")
-        tasks = fleet.parking_lots().tasks(limit, number=len(calls), force=True)
-        limiter.resume(limit, force=True)
+        until(lambda: parked(fleet) == len(calls), 60, "all being parked")
+        tasks = fleet.parking_lots().tasks("weighed", number=len(calls), force=True)
+        limiter.resume("weighed", force=True)
         yield fleet, [int(re.findall(r"\d+", task.args)[0]) for task in tasks]
         assert not errors(fleet.log(0) + fleet.log(1))
 
@@ -49,13 +49,12 @@ def order_of(fleet: Fleet) -> list[int]:
     return [permit.index for permit in sorted(fleet.permits(), key=lambda permit: permit.at)]
 
 
-def test_fifty_tenants_are_served_by_weight_over_every_interval(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_fifty_tenants_are_served_by_weight_over_every_interval(new_fleet: NewFleet) -> None:
     """Tasks of 1 to 20 permits, sent tenant by tenant, and enough of each that all are backlogged to the end."""
     random, rate = Random(13), 1000
     calls = [(tenant, random.randint(1, DEAREST)) for tenant, weight in WEIGHTS.items() for _ in range(5 * weight)]
-    with parked(server, tmp_path, rate, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, came):
+    with all_parked(new_fleet, rate, calls) as (fleet, came):
         turns, backlogged = by_turns(calls, came)
         assert_law(calls, turns[:backlogged])
         fleet.wait_for(len(calls), 60)
@@ -102,33 +101,15 @@ def assert_law(calls: Sequence[tuple[str, int]], order: Sequence[int]) -> None:
             assert highest - lowest <= bound + 1e-9, (one, other)
 
 
-def test_three_to_one_over_a_thousand_starts(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    calls = [(tenant,) for tenant, number in (("other", 400), ("gold", 900)) for _ in range(number)]
-    with parked(server, tmp_path, 200, "tests.apps.fleet.shared", "tenants", calls) as (fleet, _):
-        until(lambda: len(fleet.permits()) >= 1000, 60)
-        gold = sum(calls[index] == ("gold",) for index in order_of(fleet)[:1000])
-        assert abs(gold - 750) <= 20
-
-
-def test_ten_tasks_behind_ten_thousand_alternate_with_them(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    calls = [("big",)] * 10_000 + [("small",)] * 10
-    with parked(server, tmp_path, 100, "tests.apps.fleet.shared", "tenants", calls) as (fleet, _):
-        small = set(range(10_000, 10_010))
-        until(lambda: small <= {permit.index for permit in fleet.permits()}, 60)
-        order = order_of(fleet)
-        assert max(map(order.index, small)) < 20 + LEFT * 100 + HELD
-
-
+@pytest.mark.slow
 def test_operator_actions_on_a_fair_backlog_lose_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis
 ) -> None:
     """Tasks are revoked, released and thrown away, tenants are held back and let go, and weights change."""
     random = Random(7)
     calls = [(tenant, random.randint(1, DEAREST)) for tenant in WEIGHTS for _ in range(8)]
-    with parked(server, tmp_path, 500, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, _):
-        limiter, lots, names = Limiter.from_url(server.url), fleet.parking_lots(), list(WEIGHTS)
+    with all_parked(new_fleet, 500, calls) as (fleet, _):
+        limiter, lots, names = limiter, fleet.parking_lots(), list(WEIGHTS)
         for tenant in names[:10]:
             limiter.set_weight("weighed", tenant, 0, force=True)
         tasks = lots.tasks("weighed", number=len(calls), force=True)
@@ -148,3 +129,42 @@ def test_operator_actions_on_a_fair_backlog_lose_no_task(
         fleet.wait_for(len(calls) - len(gone), 60)
         assert sorted(start.index for start in fleet.starts()) == sorted(set(range(len(calls))) - gone)
         until(lambda: not list(store.scan_iter("*{weighed}*:turns@*")), 20, "the lot having ended")
+
+
+BIG, SMALL = 300, 10
+
+
+def test_small_tenant_is_not_behind_the_backlog_of_a_big_one(new_fleet: NewFleet, limiter: Limiter) -> None:
+    """Those that have left the lot have slots within a second; then every second one is of the small tenant."""
+    with new_fleet(rate="20/s") as fleet:
+        fleet.send_each("shared", range(BIG), "big")
+        fleet.start(number=2)
+        until(lambda: parked(fleet) >= BIG / 2, 20, "the backlog being parked")
+        before = {start.index for start in fleet.starts()}
+        for index in range(SMALL):
+            fleet.send("shared", BIG + index, "small / é")
+        until(lambda: len({start.index for start in fleet.starts()} & set(range(BIG, BIG + SMALL))) == SMALL, 30)
+        permits = sorted(fleet.permits(), key=lambda permit: permit.at)
+        order = [permit.index for permit in permits if permit.index not in before]
+        passed_by = max(order.index(BIG + index) for index in range(SMALL)) - SMALL
+        assert passed_by < BIG / 2, "in the order of arrival, or behind it, all of them"
+        limiter.set_rate("tenants", "1000/s", force=True)
+        fleet.wait_for_each(range(BIG + SMALL), 60)
+        assert_never_over(permits, 20)
+        assert not errors(fleet.log())
+
+
+def test_changed_weight_applies_to_waiting_tasks(new_fleet: NewFleet, limiter: Limiter) -> None:
+    """One tenant is held back, and goes on when it has a weight again."""
+    with new_fleet(rate="50/s") as fleet:
+        limiter.set_weight("tenants", "held", 0, force=True)
+        for index in range(100):
+            fleet.send("shared", index, ("free", "held")[index % 2])
+        fleet.start(number=2)
+        until(lambda: len({each.index for each in fleet.starts() if each.index % 2 == 0}) == 50, 30)
+        until(lambda: parked(fleet) > 0, 10)
+        held = parked(fleet)
+        assert held >= 30, "all but the tasks that came before the first was parked"
+        limiter.set_weight("tenants", "held", None, force=True)
+        fleet.wait_for(100, 60)
+        assert_never_over(fleet.permits(), 50)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from pathlib import Path
 
 import pytest
 import redis
@@ -13,8 +12,7 @@ import redis
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.script import load_source
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import NewFleet, until
 from tests.parks import park_one
 
 NAME = "tests.apps.fleet.retry"
@@ -30,12 +28,11 @@ def asked(store: redis.Redis) -> int:
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.slow)])
 def test_idle_worker_leaves_the_store_alone_and_is_notified(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, pool: str
 ) -> None:
-    with Fleet(server, tmp_path, rate="20/s") as fleet:
+    with new_fleet(rate="20/s") as fleet:
         fleet.start("-P", pool)
-        for index in range(40):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(40))
         fleet.wait_for(40, 20)
         parking = fleet.parking_lots()._backlog
         until(lambda: parking.due([NAME]) is None, 20, "an empty backlog")
@@ -44,7 +41,7 @@ def test_idle_worker_leaves_the_store_alone_and_is_notified(
         time.sleep(6)
         assert asked(store) <= 4, "else a worker asks three to four times a second"
         # Another process parks a task of a limit without backlog: the worker looks, and sees that the limit is closed.
-        limiter, demand = Limiter.from_url(server.url), LimitRequest(Limit("1/h", name=NAME), NAME)
+        demand = LimitRequest(Limit("1/h", name=NAME), NAME)
         limiter.set_rate(NAME, "1/h", force=True)
         assert limiter._asker.ask((demand,)).allowed
         said: list[str] = []

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import redis
 from celery.result import AsyncResult
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, until
+from celery_ratelimit.testing import embedded_server
+from tests.fleet_of import NewFleet, until
 from tests.relay import TROUBLES, relay_to
 
 #: How often there is each kind of trouble. ``TEST_TROUBLES=10``: thirty times.
@@ -26,12 +25,10 @@ SECONDS = 3.5
 @pytest.mark.parametrize(
     "choice", ["defer", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("local", "raise"))]
 )
-def test_late_store_replies_lose_and_repeat_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
-) -> None:
+def test_late_store_replies_lose_and_repeat_no_task(new_fleet: NewFleet, store: redis.Redis, choice: str) -> None:
     with embedded_server() as limits, relay_to(limits) as relay, redis.Redis.from_url(limits.url) as of_limits:
         conf = {"ratelimit_url": relay.url, "ratelimit_on_store_error": choice}
-        with Fleet(server, tmp_path, rate="20/s", **conf) as fleet:
+        with new_fleet(rate="20/s", **conf) as fleet:
             results: list[AsyncResult] = []
 
             def send(number: int) -> None:

@@ -5,33 +5,20 @@ Leases last ten minutes here, and the worker goes on: a free permit was released
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, errors, until
 
-END, BUSY = "tests.apps.ends.end", "tests.apps.ends.busy"
+APP = "tests.apps.ends"
 LEASES = "ratelimit:v1:{ends}::leases"
 #: What one message can make of itself, on any pool.
 BY_ITSELF = ("succeeds", "fails", "is ignored", "is rejected", "is tried again", "is replaced")
-
-
-def fleet_of(server: EmbeddedServer, directory: Path, pool: str, **conf: Any) -> Fleet:
-    if pool in ("gevent", "eventlet"):
-        pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
-    fleet = Fleet(server, directory, app="tests.apps.ends", broker_transport_options={"max_connections": 100}, **conf)
-    fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4")
-    return fleet
-
-
-def send(fleet: Fleet, index: int, how: str, **options: Any) -> Any:
-    return fleet.sender.send_task(END, args=[index, how], **options)
 
 
 def held(store: redis.Redis) -> int:
@@ -40,31 +27,29 @@ def held(store: redis.Redis) -> int:
 
 
 def assert_all_leases_are_released(fleet: Fleet, store: redis.Redis) -> None:
-    until(
-        lambda: held(store) == 0, 10, f"every place being free ({store.zrange(LEASES, 0, -1)})\n{fleet.log()[-3000:]}"
-    )
-    first = max([start.index for start in fleet.starts()], default=0) + 1
-    for index in range(first, first + 4):
-        send(fleet, index, "succeeds")
-    until(lambda: {start.index for start in fleet.starts()} >= set(range(first, first + 4)), 20, "others having them")
+    until(lambda: not held(store), 10, f"every place being free ({store.zrange(LEASES, 0, -1)})\n{fleet.log()[-3000:]}")
+    others = next_indexes(fleet, 4)
+    fleet.send_each("end", others, "succeeds")
+    until(lambda: {start.index for start in fleet.starts()} >= set(others), 20, "others having them")
 
 
-def next_index(fleet: Fleet) -> int:
-    return max([start.index for start in fleet.starts()], default=-1) + 1
+def next_indexes(fleet: Fleet, number: int) -> range:
+    first = max([start.index for start in fleet.starts()], default=-1) + 1
+    return range(first, first + number)
 
 
 def send_and_start(fleet: Fleet, number: int, how: str, **options: Any) -> list[Any]:
     """So many tasks that end in one way, and have started."""
-    first, before = next_index(fleet), fleet.started()
-    results = [send(fleet, index, how, **options) for index in range(first, first + number)]
+    before = fleet.started()
+    results = fleet.send_each("end", next_indexes(fleet, number), how, **options)
     fleet.wait_for(before + number, 30)
     return results
 
 
 def end_by_themselves(fleet: Fleet, store: redis.Redis) -> None:
     before = fleet.started()
-    for index, how in enumerate(BY_ITSELF * 2, next_index(fleet)):
-        send(fleet, index, how)
+    for index, how in zip(next_indexes(fleet, 12), BY_ITSELF * 2, strict=True):
+        fleet.send("end", index, how)
     until(lambda: fleet.started() >= before + 16, 30, "16 starts: two tasks are tried again, and two are replaced")
 
 
@@ -88,15 +73,13 @@ def lose_their_processes(fleet: Fleet, store: redis.Redis) -> None:
         assert_all_leases_are_released(fleet, store)
 
 
-def end_before_they_run(fleet: Fleet, *, expire: bool) -> None:
+def are_revoked_before_they_run(fleet: Fleet, store: redis.Redis, expires: datetime | None = None) -> None:
     """All processes are busy meanwhile."""
-    first, before, received = next_index(fleet), fleet.started(), fleet.log().count(f"{END}[")
-    for index in range(first, first + 4):
-        fleet.sender.send_task(BUSY, args=[index])
+    indexes, before, received = next_indexes(fleet, 12), fleet.started(), fleet.log().count(f"{APP}.end[")
+    fleet.send_each("busy", indexes[:4])
     fleet.wait_for(before + 4, 20)
-    expires = datetime.now(timezone.utc) + timedelta(seconds=3) if expire else None
-    results = [send(fleet, index, "succeeds", expires=expires) for index in range(first + 4, first + 12)]
-    until(lambda: fleet.log().count(f"{END}[") >= received + 8, 20, "all having come in")
+    results = fleet.send_each("end", indexes[4:], "succeeds", expires=expires)
+    until(lambda: fleet.log().count(f"{APP}.end[") >= received + 8, 20, "all having come in")
     if expires is not None:
         until(lambda: datetime.now(timezone.utc) > expires, 5, "their expiring")
     else:
@@ -105,18 +88,13 @@ def end_before_they_run(fleet: Fleet, *, expire: bool) -> None:
     until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
 
 
-def are_revoked_before_they_run(fleet: Fleet, store: redis.Redis) -> None:
-    end_before_they_run(fleet, expire=False)
-
-
 def expire_before_they_run(fleet: Fleet, store: redis.Redis) -> None:
-    end_before_they_run(fleet, expire=True)
+    are_revoked_before_they_run(fleet, store, datetime.now(timezone.utc) + timedelta(seconds=5))
 
 
 def wait_while_the_connection_is_lost(fleet: Fleet, store: redis.Redis) -> None:
-    first, before = next_index(fleet), fleet.started()
-    for index in range(first, first + 20):
-        send(fleet, index, "succeeds")
+    before = fleet.started()
+    fleet.send_each("end", next_indexes(fleet, 20), "succeeds")
     fleet.wait_for(before + 2, 20)
     store.client_kill_filter(_type="normal", skipme=True)
 
@@ -149,14 +127,29 @@ ON_GEVENT = [
     ],
 )
 def test_ended_tasks_release_their_leases(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    tmp_path: Path,
-    pool: str,
-    late: bool,
-    ends: list[Callable[[Fleet, redis.Redis], None]],
+    new_fleet: NewFleet, store: redis.Redis, pool: str, late: bool, ends: list[Callable[[Fleet, redis.Redis], None]]
 ) -> None:
-    with fleet_of(server, tmp_path, pool, task_acks_late=late) as fleet:
+    if pool in ("gevent", "eventlet"):
+        pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
+    conf = {"broker_transport_options": {"max_connections": 100}, "task_acks_late": late}
+    with new_fleet(app=APP, prefix=f"{APP}.", **conf) as fleet:
+        fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4")
         for end in ends:
             end(fleet, store)
             assert_all_leases_are_released(fleet, store)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_soft_shutdown_releases_leases_of_ended_tasks(new_fleet: NewFleet, pool: str) -> None:
+    with new_fleet(worker_soft_shutdown_timeout=120.0) as fleet:
+        fleet.start("-Q", "first", "-P", pool, "-c", "1")
+        fleet.start("-Q", "second", "-P", pool, "-c", "1")
+        fleet.send("train", 0, 3.0, 4, queue="first")
+        fleet.wait_for(1, 20)
+        fleet.send("patient_train", 1, 0.0, 4, queue="second")
+        until(lambda: "throttled by limit 'gpus'" in fleet.log(1), 20, "its waiting")
+        fleet.workers[0].send_signal(signal.SIGQUIT)
+        until(lambda: 1 in [start.index for start in fleet.starts()], 20, "the start of the task that waits")
+        assert "Initiating Soft Shutdown" in fleet.log(0)
+        assert fleet.workers[0].poll() is None, "it still waits"
+        assert not errors(fleet.log(0) + fleet.log(1))

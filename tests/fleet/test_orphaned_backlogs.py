@@ -14,8 +14,7 @@ import redis
 
 from celery_ratelimit import ConfigurationError, Limiter, RateLimitError
 from celery_ratelimit.lots import ParkingLots
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, NewFleet, until
 from tests.rabbitmq import Broker
 from tests.shop import command_line
 
@@ -39,11 +38,21 @@ def parked(fleet: Fleet) -> Mapping[str, int]:
     return counts
 
 
-def test_backlog_of_a_renamed_quota_returns_to_its_queue(
-    server: EmbeddedServer, broker_url: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("broker_url", "app", "later"),
+    [
+        pytest.param("redis", "fleet", quota("stripe_v2", "100/s"), id="renamed"),
+        pytest.param("rabbitmq", "fleet", quota("stripe_v2", "100/s"), id="renamed, rabbitmq", marks=pytest.mark.slow),
+        # Nothing is limited any more, and no gate would be needed.
+        pytest.param("redis", "gate_only", {}, id="removed", marks=pytest.mark.slow),
+    ],
+    indirect=["broker_url"],
+)
+def test_backlog_of_a_renamed_or_removed_quota_returns_to_its_queue(
+    new_fleet: NewFleet, broker_url: str, app: str, later: dict[str, Any]
 ) -> None:
-    with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
-        deploy(fleet, ratelimit_url=server.url, **quota("stripe", "1/h"))
+    with new_fleet(install=True, app=f"tests.apps.{app}", broker=broker_url) as fleet:
+        deploy(fleet, **quota("stripe", "1/h"))
         fleet.start()
         for index in range(40):
             fleet.send("plain", index, priority=index % 3)
@@ -51,10 +60,9 @@ def test_backlog_of_a_renamed_quota_returns_to_its_queue(
         (lot,) = ParkingLots(fleet.sender).lots()
         assert (lot.name, lot.parked, lot.attended) == ("stripe", 39, True)
         fleet.stop()
-        deploy(fleet, ratelimit_url=server.url, **quota("stripe_v2", "100/s"))
+        deploy(fleet, **later)
         fleet.start()
-        fleet.wait_for(40, 30)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(40), 1)
+        fleet.wait_for_each(range(40), 30)
         log = fleet.log()
         assert "39 tasks are parked for the limit 'stripe', which no worker has had" in log
         assert "39 tasks of the limit 'stripe', which no worker has, are in their queues again: celery" in log
@@ -62,32 +70,11 @@ def test_backlog_of_a_renamed_quota_returns_to_its_queue(
 
 
 @pytest.mark.slow
-def test_backlog_of_the_last_removed_limit_returns_to_its_queue(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    """Nothing is limited any more, and no gate would be needed."""
-    with Fleet(server, tmp_path, app="tests.apps.gate_only", **quota("stripe", "1/h")) as fleet:
+def test_rolling_deploy_keeps_the_backlog_of_the_old_quota(new_fleet: NewFleet) -> None:
+    with new_fleet(install=True) as fleet:
         deploy(fleet, **quota("stripe", "1/h"))
         fleet.start()
-        for index in range(10):
-            fleet.send("plain", index)
-        until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
-        fleet.stop()
-        deploy(fleet)
-        fleet.start()
-        fleet.wait_for(10, 30)
-        until(lambda: not store.keys("*:parked@*"), 10, "nothing being parked")
-
-
-@pytest.mark.slow
-def test_rolling_deploy_keeps_the_backlog_of_the_old_quota(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, install=True) as fleet:
-        deploy(fleet, **quota("stripe", "1/h"))
-        fleet.start()
-        for index in range(10):
-            fleet.send("plain", index)
+        fleet.send_each("plain", range(10))
         until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
         deploy(fleet, **quota("stripe_v2", "1/h"))
         fleet.start()
@@ -96,13 +83,12 @@ def test_rolling_deploy_keeps_the_backlog_of_the_old_quota(
         assert "stripe'" not in fleet.log(1)
 
 
-def test_backlog_of_a_renamed_queue_returns_to_it(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_backlog_of_a_renamed_queue_returns_to_it(new_fleet: NewFleet, store: redis.Redis) -> None:
     """Nobody consumes it any more, but another one under the same quota: its tasks go back to it, as they were sent."""
-    with Fleet(server, tmp_path, install=True) as fleet:
+    with new_fleet(install=True) as fleet:
         deploy(fleet, **quota("stripe", "1/h"))
         fleet.start("-Q", "a")
-        for index in range(10):
-            fleet.send("plain", index, queue="a")
+        fleet.send_each("plain", range(10), queue="a")
         until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
         fleet.stop()
         deploy(fleet, **quota("stripe", "100/s"))
@@ -120,35 +106,31 @@ def test_backlog_of_a_renamed_queue_returns_to_it(server: EmbeddedServer, store:
 
 
 @pytest.mark.slow
-def test_messages_in_the_old_return_queue_run_after_its_name_changed(
-    server: EmbeddedServer, broker_url: str, tmp_path: Path
-) -> None:
+def test_messages_in_the_old_return_queue_run_after_its_name_changed(new_fleet: NewFleet, broker_url: str) -> None:
     """The name of return queues was changed while messages were in one."""
-    with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
-        deploy(fleet, ratelimit_url=server.url, **quota("stripe", "2/s"))
+    with new_fleet(install=True, broker=broker_url) as fleet:
+        deploy(fleet, **quota("stripe", "2/s"))
         fleet.start("-c", "1")
-        for index in range(10):
-            fleet.send("plain", index)
+        fleet.send_each("plain", range(10))
         fleet.wait_for(2, 20)
         fleet.stop()  # what was back from its lot goes back to the return queue
-        deploy(fleet, ratelimit_url=server.url, ratelimit_return_queue="back.{queue}", **quota("stripe", "20/s"))
+        deploy(fleet, ratelimit_return_queue="back.{queue}", **quota("stripe", "20/s"))
         fleet.start("-c", "1")
-        fleet.wait_for(10, 30)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 1)
+        fleet.wait_for_each(range(10), 30)
 
 
 def test_drained_tasks_run_after_the_package_was_removed(
-    server: EmbeddedServer, broker_url: str, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, limiter: Limiter, broker_url: str, tmp_path: Path
 ) -> None:
     """docs/operations.md: stop the workers, drain, start workers without it."""
-    with Fleet(server, tmp_path, rate="2/s", broker=broker_url, ratelimit_url=server.url) as fleet:
+    with new_fleet(rate="2/s", broker=broker_url) as fleet:
         for index in range(30):
             fleet.send("retry", index, priority=index % 3)
             fleet.send("tenant", 100 + index, f"{index % 3}", headers={"mine": index})
         fleet.start()
         fleet.wait_for(6, 20)
         for name in (RETRY, "tests.apps.fleet.tenant"):
-            Limiter.from_url(server.url).pause(name, 3600, force=True)
+            limiter.pause(name, 3600, force=True)
         until(lambda: sum(parked(fleet).values()) + fleet.started() == 60, 20, "all being parked or started")
         until(lambda: fleet.asked("active") == [], 20, "what started having ended")
         fleet.stop()  # what is just being handed to a process would run twice, as it does without us
@@ -158,8 +140,7 @@ def test_drained_tasks_run_after_the_package_was_removed(
         assert not ParkingLots(fleet.sender).lots()
         fleet.app = "tests.apps.uninstalled"
         fleet.start()
-        fleet.wait_for(60, 20)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys([*range(30), *range(100, 130)], 1)
+        fleet.wait_for_each([*range(30), *range(100, 130)], 20)
         sent = {int(path.stem): json.loads(path.read_text()) for path in tmp_path.glob("*.headers")}
         assert len(sent) == 60 - ran
         for index, headers in sent.items():
@@ -167,11 +148,10 @@ def test_drained_tasks_run_after_the_package_was_removed(
             assert index < 100 or headers["mine"] == index - 100
 
 
-def test_drain_refuses_while_workers_answer(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+def test_drain_refuses_while_workers_answer(new_fleet: NewFleet) -> None:
+    with new_fleet(rate="1/h") as fleet:
         fleet.start()
-        for index in range(30):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(30))
         until(lambda: sum(parked(fleet).values()) == 29, 20, "a backlog")
         lots = ParkingLots(fleet.sender)
         with pytest.raises(RateLimitError, match=r"w0@test .*force=True"):
@@ -186,12 +166,9 @@ def test_drain_refuses_while_workers_answer(server: EmbeddedServer, store: redis
         assert not lots.lots()
 
 
-def test_drain_returns_tasks_of_killed_workers(
-    server: EmbeddedServer, broker: Broker, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, ratelimit_url=server.url) as fleet:
-        for index in range(40):
-            fleet.send("late", index)
+def test_drain_returns_tasks_of_killed_workers(new_fleet: NewFleet, broker: Broker) -> None:
+    with new_fleet(rate="5/s", broker=broker.url) as fleet:
+        fleet.send_each("late", range(40))
         fleet.start()
         fleet.wait_for(8, 20)
         fleet.kill(0)
@@ -206,12 +183,25 @@ def test_drain_returns_tasks_of_killed_workers(
 
 
 @pytest.mark.parametrize("act", ["lots", "tasks", "release", "purge"])
-def test_unknown_limit_name_is_refused_without_force(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, act: str
-) -> None:
-    with Fleet(server, tmp_path, ratelimit_quotas={"stripe": "1/h"}, ratelimit_queues={"emails": "stripe"}) as fleet:
+def test_unknown_limit_name_is_refused_without_force(new_fleet: NewFleet, act: str) -> None:
+    with new_fleet(ratelimit_quotas={"stripe": "1/h"}, ratelimit_queues={"emails": "stripe"}) as fleet:
         lots = ParkingLots(fleet.sender)
         with pytest.raises(ConfigurationError, match=r"called 'strpe'.*Did you mean 'stripe'\?.*force=True"):
             getattr(lots, act)("strpe")
         assert not getattr(lots, act)("strpe", force=True)
         assert not getattr(lots, act)("stripe")
+
+
+def test_parked_tasks_run_after_the_index_was_lost(new_fleet: NewFleet, limiter: Limiter, store: redis.Redis) -> None:
+    with new_fleet(rate="50/s") as fleet:
+        fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": 3.0})
+        fleet.start()
+        limiter.pause(RETRY, 3600, force=True)
+        fleet.send_each("retry", range(60))
+        until(lambda: [lot.parked for lot in ParkingLots(fleet.sender).lots(RETRY)] == [60], 20, "a backlog")
+        lost = [key for kind in ("due", "parked") for key in store.keys(f"*:{kind}@*")]
+        assert len(lost) == 2
+        store.delete(*lost)
+        limiter.resume(RETRY, force=True)
+        fleet.wait_for_each(range(60), 40)
+        until(lambda: "The store has lost keys of the limit" in fleet.log(), 5, "the warning")

@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 import redis
@@ -16,11 +15,10 @@ from benchmarks.measures import displacement
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
-from tests.far_away import far_away
-from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, outcome, until
+from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, until
 from tests.parks import park_one
 
-NAME = "tests.apps.fleet.retry"
+NAME, BOUNDED = "tests.apps.fleet.retry", "tests.apps.fleet.bounded"
 
 
 def parked(fleet: Fleet, name: str = NAME) -> int:
@@ -28,11 +26,10 @@ def parked(fleet: Fleet, name: str = NAME) -> int:
 
 
 def test_an_unlimited_task_passes_a_throttled_backlog(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis
 ) -> None:
-    with Fleet(server, tmp_path, rate="5/s") as fleet:
-        for index in range(200):
-            fleet.send("retry", index)
+    with new_fleet(rate="5/s") as fleet:
+        fleet.send_each("retry", range(200))
         fleet.send("plain", 1000)
         fleet.start(number=2)
         until(lambda: 1000 in {start.index for start in fleet.starts()}, 15, "the unlimited task")
@@ -43,8 +40,7 @@ def test_an_unlimited_task_passes_a_throttled_backlog(
         assert lot.parked > 20
         assert_never_over(fleet.permits(), 5)
         Limiter.from_url(server.url, quotas={NAME: Limit("5/s", name=NAME)}).set_rate(NAME, "50/s")
-        fleet.wait_for(201, 60)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys([*range(200), 1000], 1)
+        fleet.wait_for_each([*range(200), 1000], 60)
         assert_never_over(fleet.permits(), 50)
         limited = [start for start in fleet.starts() if start.index < 1000]
         assert displacement(limited)[0] <= 10
@@ -53,56 +49,14 @@ def test_an_unlimited_task_passes_a_throttled_backlog(
 
 
 @pytest.mark.slow
-def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="1/s") as fleet:
-        for index in range(60):
-            fleet.send("retry", index)
-        fleet.start()
-        fleet.wait_for(2, 20)
-        until(lambda: parked(fleet) > 50, 20, "tasks being parked")
-        fleet.wait_for(fleet.started() + 1, 20)  # a second until the next one
-        fleet.stop()
-        assert parked(fleet) > 20
-        time.sleep(1.5)  # who had a slot has missed it
-        Limiter.from_url(server.url).set_rate(NAME, "20/s", force=True)
-        fleet.launch()
-        fleet.wait_for(60, 30)
-        assert sorted(start.index for start in fleet.starts()) == list(range(60))
-        assert_never_over(fleet.permits(), 20)
-
-
-@pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
-def test_a_parked_task_that_will_not_run_leaves_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
-) -> None:
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
-        fleet.start()
-        expires = datetime.now(timezone.utc) + timedelta(seconds=6) if how == "expired" else None
-        fleet.send("retry", 0)
-        result = fleet.send("retry", 1, expires=expires)
-        fleet.send("retry", 2)
-        until(lambda: parked(fleet) == 2, 10)
-        if how == "revoked":
-            result.revoke()
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=10)
-        until(lambda: parked(fleet) == 1, 10)
-        (left,) = fleet.parking_lots().tasks(NAME)
-        assert left.args == "(2,)"
-        assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, how: str
 ) -> None:
     rate, number = 10, 150
     limiter = Limiter.from_url(server.url, quotas={NAME: Limit(f"{rate}/s", name=NAME)})
     # No task goes to another queue meanwhile, however long this takes.
-    with Fleet(server, tmp_path, rate=f"{rate}/s", ratelimit_orphans_after=3600) as fleet:
+    with new_fleet(rate=f"{rate}/s", ratelimit_orphans_after=3600) as fleet:
         limiter.pause(NAME, 600, force=True)
         fleet.start("-Q", "a")
         fleet.launch("-Q", "b")
@@ -137,12 +91,12 @@ def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
 
 
 @pytest.mark.slow
-def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_heavy_tasks_that_expire_together_all_end(new_fleet: NewFleet, limiter: Limiter, store: redis.Redis) -> None:
     """60 MB; a store has half a second for a reply."""
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+    with new_fleet(rate="1/h") as fleet:
         fleet.start()
         fleet.send("retry", 0).get(timeout=10)
-        Limiter.from_url(server.url).pause(NAME, 600, force=True)
+        limiter.pause(NAME, 600, force=True)
         expires = datetime.now(timezone.utc) + timedelta(seconds=12)
         text = "x" * 200_000
         results = [fleet.send("retry", index, expires=expires, argsrepr="", shadow=text) for index in range(1, 301)]
@@ -153,27 +107,35 @@ def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store:
         assert not list(fleet.parking_lots().lots(NAME))
 
 
-def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    """The store knows it by another id than that of the first attempt."""
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+def test_waiting_tasks_that_are_revoked_or_expire_leave_at_once(new_fleet: NewFleet, store: redis.Redis) -> None:
+    """None waits for its slot, which is in minutes: neither parked ones, nor with "wait" those in the worker."""
+    stubborn = "tests.apps.fleet.stubborn"
+    with new_fleet(rate="6/h") as fleet:
         fleet.start()
-        result = fleet.send("stubborn", 0)
-        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 1, 10)
-        assert fleet.started() == 1
-        result.revoke()
-        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 0, 10)
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=10)
+        fleet.send_each("wait", [0])
+        _, revoked, left = fleet.send_each("retry", range(10, 13))
+        now = datetime.now(timezone.utc)
+        expired = fleet.send_each("retry", [13], expires=now + timedelta(seconds=6))
+        attempt = fleet.send("stubborn", 20)
+        waiting = [f"[{each.id}] throttled" for each in (revoked, left, *expired)]
+        until(lambda: all(line in fleet.log() for line in waiting) and parked(fleet, stubborn), 20, "their waiting")
+        expired += fleet.send_each("wait", range(1, 6), expires=now + timedelta(seconds=8))
+        revoked.revoke()
+        attempt.revoke()  # the store knows it by another id than that of the first attempt
+        for result in (revoked, attempt, *expired):
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=10)
+        until(lambda: (parked(fleet), parked(fleet, stubborn)) == (1, 0), 10, "their leaving the lots")
+        assert [task.id for task in fleet.parking_lots().tasks(NAME)] == [left.id]
+        assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
+        until(lambda: not store.exists("celery", "unacked"), 10, "their messages being let go")
+        assert fleet.started() == 3
 
 
-def test_people_let_parked_tasks_out_and_throw_them_away(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="1/h", ratelimit_quotas={NAME: "1/h"}) as fleet:
+def test_people_let_parked_tasks_out_and_throw_them_away(new_fleet: NewFleet, limiter: Limiter) -> None:
+    with new_fleet(rate="1/h", ratelimit_quotas={NAME: "1/h"}) as fleet:
         fleet.start()
-        results = [fleet.send("retry", index) for index in range(6)]
+        results = fleet.send_each("retry", range(6))
         lots = fleet.parking_lots()
         until(lambda: parked(fleet) == 5, 10)
         until(lambda: [lot.drains_in for lot in lots.lots(NAME)] != [None], 20, "a forecast, once the worker is known")
@@ -186,42 +148,17 @@ def test_people_let_parked_tasks_out_and_throw_them_away(
         until(lambda: fleet.log().count(f"[{results[4].id}] received") == 2, 10, "it being delivered")
         until(lambda: parked(fleet) == 3, 10, "it being parked again: its limit is closed")
         assert [task.id for task in lots.tasks(NAME)] == [result.id for result in results[3:]], "where it was"
-        Limiter.from_url(server.url).reset(Limit("1/h", name=NAME))
+        limiter.reset(Limit("1/h", name=NAME))
         fleet.wait_for(2, 10)
         assert [start.index for start in fleet.starts()] == [0, 3], "the limit is open: the first one may go"
         assert lots.purge(NAME) == 2
         assert not lots.lots(NAME)
 
 
-def test_a_new_rate_and_a_pause_are_for_the_parked_too(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="2/s") as fleet:
-        for index in range(100):
-            fleet.send("retry", index)
-        fleet.start()
-        until(lambda: parked(fleet) > 80, 20)
-        limiter.pause(NAME, 60, force=True)
-        paused = _now(store)
-        time.sleep(2)
-        count = len(fleet.permits())
-        time.sleep(1)
-        assert max(permit.at for permit in fleet.permits()) <= paused + 0.2, "a permit that was taken ahead is used"
-        assert len(fleet.permits()) == count
-        limiter.resume(NAME, force=True)
-        assert_never_over(fleet.permits(), 2)
-        limiter.set_rate(NAME, "40/s", force=True)
-        fleet.wait_for(100, 10)  # at the rate before it takes more than PATIENCE times as long
-        assert_never_over(fleet.permits(), 40)
-
-
 @pytest.mark.slow
-def test_what_overflows_goes_to_another_queue_as_it_was_sent(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="4/s") as fleet:
-        results = [fleet.send("overflowing", index) for index in range(20)]
+def test_what_overflows_goes_to_another_queue_as_it_was_sent(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet(rate="4/s") as fleet:
+        results = fleet.send_each("overflowing", range(20))
         fleet.start("-Q", "celery")
         until(lambda: store.llen("later") >= 5, 10, "tasks going to the other queue")
         until(lambda: fleet.started() >= 4, 10)
@@ -233,62 +170,12 @@ def test_what_overflows_goes_to_another_queue_as_it_was_sent(
         assert_never_over(fleet.permits(), 4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("away", [0.0, 0.005], ids=["near", "far"])
-def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, away: float
-) -> None:
-    """It collects what has lived for a second so rarely that a worker grew by a kilobyte a task.
-
-    Threads call a store that is far away, or whose machine is busy.
-    """
-    with (
-        far_away(server, away) as address,
-        Fleet(server, tmp_path, rate="50/s", app="tests.apps.uncollected", ratelimit_url=address) as fleet,
-    ):
-        fleet.start()
-        for index in range(150):
-            fleet.send("retry", index)
-        fleet.wait_for(150, 20)
-        until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
-
-        def left() -> int:
-            ((number,),) = (said.values() for said in fleet.sender.control.broadcast("requests_left", reply=True))
-            return int(number)
-
-        until(lambda: left() <= 20, 10, "the requests being gone")
-
-
-def test_max_wait_counts_those_who_are_parked(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="10/s") as fleet:
-        results = [fleet.send("impatient", index) for index in range(40)]
-        fleet.start()
-        states = Counter(map(outcome, results))
-        # Half a second from when each has come; a task that is late for its slot on a busy machine keeps its place.
-        assert 2 <= states["done"] <= 30, "all of them would take four seconds"
-        assert states["throttled"] == 40 - states["done"]
-
-
-@pytest.mark.slow
-def test_a_short_visibility_timeout_makes_nothing_run_twice(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="40/s", broker_transport_options={"visibility_timeout": 3}) as fleet:
-        for index in range(400):
-            fleet.send("late", index)
-        fleet.start(number=2)
-        fleet.wait_for(400, 60)
-        until(lambda: not store.hlen("unacked"), 10)
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(400), 1)
-
-
 def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, store: redis.Redis
 ) -> None:
     """One process and a prefetch of four: without it, the queue that has to wait fills it."""
-    with Fleet(server, tmp_path, rate="1/5s") as fleet:
-        for index in range(20):
-            fleet.send("wait", index, queue="slow")
+    with new_fleet(rate="1/5s") as fleet:
+        fleet.send_each("wait", range(20), queue="slow")
         fleet.start("-Q", "slow,celery", "-c", "1")
         fleet.wait_for(1, 20)
         until(lambda: store.hlen("unacked") >= 1, 5)
@@ -310,12 +197,11 @@ def _now(store: redis.Redis) -> float:
 
 @pytest.mark.slow
 def test_one_busy_tenant_beside_many_whose_limits_are_closed(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis
 ) -> None:
     name, number, rate = "tests.apps.fleet.tenant", 500, 20
     limit = Limit("1/h", name=name, key="tenant:{tenant}")
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="1/h") as fleet:
+    with new_fleet(rate="1/h") as fleet:
         parking = fleet.parking_lots()._backlog
         for index in range(number):
             asked = LimitRequest(limit, name, f"tenant:{index}")
@@ -323,8 +209,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
             message = json.dumps({"headers": {"id": f"{index}"}})
             park_one(parking, asked, f"{index}@celery", message)
         limiter.set_rate(name, f"{rate}/s", key="tenant:busy", force=True)
-        for index in range(120):
-            fleet.send("tenant", index, "busy")
+        fleet.send_each("tenant", range(120), "busy")
         fleet.start(number=2)
         fleet.wait_for(20, 20)
         lots = f"ratelimit:v1:{{{name}}}::due@{parking._fleet}"
@@ -342,3 +227,30 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
         assert scripts <= 4 * tasks
         assert_over(fleet.permits()[20:], rate / 2)
         assert_never_over(fleet.permits(), rate)
+
+
+def test_backlog_of_each_key_is_bounded(new_fleet: NewFleet, limiter: Limiter) -> None:
+    with new_fleet(rate="1/h") as fleet:
+        results = [fleet.send("bounded", index, "ab"[index % 2]) for index in range(2 * 25)]
+        fleet.start(number=2)
+        beyond = 2 * (25 - 1 - 5)
+        until(lambda: sum(result.ready() for result in results) == beyond + 2, 30, "the end of all but the parked ones")
+        lots = fleet.parking_lots()
+        assert {lot.key: lot.parked for lot in lots.lots(BOUNDED)} == dict.fromkeys(("a", "b"), 5)
+        states = Counter(result.state for result in results)
+        assert states == {"SUCCESS": 2, "REVOKED": beyond, "PENDING": 2 * 5}
+        reason = str(next(result.result for result in results if result.state == "REVOKED"))
+        assert reason.endswith(f", and {5} tasks wait already (max_parked)")
+
+        lots.purge(BOUNDED, "a", ids=[lots.tasks(BOUNDED, "a")[0].id])
+        another = [fleet.send("bounded", 100 + index, "a") for index in range(2)]
+        until(lambda: sum(result.ready() for result in another) == 1, 20, "one more being refused")
+        assert {lot.key: lot.parked for lot in lots.lots(BOUNDED)} == dict.fromkeys(("a", "b"), 5)
+
+        limiter.set_rate(BOUNDED, "50/s", force=True)
+        fleet.wait_for(2 + 2 * 5, 20)
+        until(lambda: not lots.lots(BOUNDED), 20, "the lots being empty")
+        counted = Counter(result.state for result in [*results, *another])
+        assert counted["SUCCESS"] == 2 + 2 * 5
+        assert counted["REVOKED"] == beyond + 1
+        assert len(fleet.starts()) == 2 + 2 * 5

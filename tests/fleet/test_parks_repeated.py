@@ -6,15 +6,13 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import redis
 from celery.result import AsyncResult
 
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, until
-from tests.rabbitmq import Broker
+from tests.fleet_of import Fleet, NewFleet, until
 from tests.relay import relay_to
 
 RATE = "20/s"
@@ -51,22 +49,18 @@ def until_repeated(limits: EmbeddedServer, trouble: Callable[[int], None]) -> No
 
 
 @pytest.mark.parametrize(
-    ("pool", "on_rabbitmq"),
+    ("pool", "broker_url"),
     [
-        ("prefork", False),
-        pytest.param("threads", True, marks=pytest.mark.slow),
-        pytest.param("solo", False, marks=pytest.mark.slow),
+        ("prefork", "redis"),
+        pytest.param("threads", "rabbitmq", marks=pytest.mark.slow),
+        pytest.param("solo", "redis", marks=pytest.mark.slow),
     ],
+    indirect=["broker_url"],
 )
 def test_store_that_hangs_during_parking_loses_and_repeats_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, on_rabbitmq: bool
+    new_fleet: NewFleet, broker_url: str, pool: str
 ) -> None:
-    with (
-        embedded_server() as limits,
-        Fleet(
-            server, tmp_path, rate=RATE, broker=broker.url if on_rabbitmq else None, ratelimit_url=limits.url
-        ) as fleet,
-    ):
+    with embedded_server() as limits, new_fleet(rate=RATE, broker=broker_url, ratelimit_url=limits.url) as fleet:
         results: list[AsyncResult] = []
         fleet.start("-P", pool, number=2)
 
@@ -82,14 +76,12 @@ def test_store_that_hangs_during_parking_loses_and_repeats_no_task(
         check(fleet, results, limits)
 
 
-def test_task_whose_park_was_unconfirmed_runs_once_in_another_worker(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_task_whose_park_was_unconfirmed_runs_once_in_another_worker(new_fleet: NewFleet, store: redis.Redis) -> None:
     """The tasks are parked, returned, and have run, when the worker that has parked them reaches the store again."""
     with (
         embedded_server() as limits,
         relay_to(limits) as relay,
-        Fleet(server, tmp_path, rate=RATE, ratelimit_url=relay.url) as fleet,
+        new_fleet(rate=RATE, ratelimit_url=relay.url) as fleet,
     ):
         results: list[AsyncResult] = []
         fleet.start()
@@ -107,16 +99,11 @@ def test_task_whose_park_was_unconfirmed_runs_once_in_another_worker(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_rabbitmq", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_stopped_worker_requeues_unconfirmed_parks(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, on_rabbitmq: bool
-) -> None:
+def test_stopped_worker_requeues_unconfirmed_parks(new_fleet: NewFleet, broker_url: str) -> None:
     with (
         embedded_server() as limits,
         relay_to(limits) as relay,
-        Fleet(
-            server, tmp_path, rate=RATE, broker=broker.url if on_rabbitmq else None, ratelimit_url=relay.url
-        ) as fleet,
+        new_fleet(rate=RATE, broker=broker_url, ratelimit_url=relay.url) as fleet,
     ):
         results: list[AsyncResult] = []
         fleet.start()

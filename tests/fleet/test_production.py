@@ -18,7 +18,7 @@ from benchmarks import processes
 from benchmarks.production import WORKERS, Note, count, notes
 from benchmarks.records import Start
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 
 VICTIM, EVENTS = "b", 400
 
@@ -94,7 +94,12 @@ def kill_between_messages(fleet: Fleet, index: int, store: redis.Redis) -> None:
 
 @pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def test_production_app_holds_all_laws_when_a_worker_is_killed(
-    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+    new_fleet: NewFleet,
+    server: EmbeddedServer,
+    store: redis.Redis,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    kind: str,
 ) -> None:
     """Nothing is lost. What may be done twice: a task that the killed worker had begun and not acknowledged, as
     ``acks_late`` says, at most one of each of its processes; and if it had ended, what its chain sends next.
@@ -103,7 +108,7 @@ def test_production_app_holds_all_laws_when_a_worker_is_killed(
     url = server.url if is_redis else request.getfixturevalue("broker").url
     if is_redis:  # kombu hands out anew what is not acknowledged for so long
         conf["broker_transport_options"] = {"visibility_timeout": 6, "unacked_restore_throttle": 1}
-    with Fleet(server, tmp_path, app="benchmarks.apps.production", broker=url, **conf) as fleet:
+    with new_fleet(app="benchmarks.apps.production", broker=url, **conf) as fleet:
         for fleet.env["TEST_WORKER"], options in WORKERS.items():
             fleet.start(*options)
         fleet.env["TEST_WORKER"] = "sender"

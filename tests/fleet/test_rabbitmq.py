@@ -15,8 +15,7 @@ import pytest
 import redis
 
 from benchmarks.measures import displacement
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, errors, until
+from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, errors, until
 from tests.rabbitmq import Broker
 
 TASKS, RATE = 150, 50
@@ -27,8 +26,6 @@ QUORUM: dict[str, Any] = {
     "task_default_exchange_type": "topic",
     "broker_native_delayed_delivery_queue_type": "quorum",
 }
-#: A second less for each worker: no other worker could tell of revoked tasks.
-QUICK = "--without-mingle"
 
 
 def indexes(fleet: Fleet) -> list[int]:
@@ -49,13 +46,10 @@ def assert_all_acknowledged(fleet: Fleet, broker: Broker, *queues: str) -> None:
         pytest.param("retry", QUORUM, id="retry, quorum", marks=pytest.mark.slow),
     ],
 )
-def test_a_backlog_leaves_at_the_rate(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, throttle: str, conf: dict[str, Any]
-) -> None:
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", broker=broker.url, **conf) as fleet:
-        fleet.start(QUICK, number=2)
-        for index in range(TASKS):
-            fleet.send(throttle, index)
+def test_a_backlog_leaves_at_the_rate(new_fleet: NewFleet, broker: Broker, throttle: str, conf: dict[str, Any]) -> None:
+    with new_fleet(rate=f"{RATE}/s", broker=broker.url, **conf) as fleet:
+        fleet.start(number=2)
+        fleet.send_each(throttle, range(TASKS))
         starts = fleet.wait_for(TASKS, 40)
 
         assert sorted(start.index for start in starts) == list(range(TASKS))  # each once: nothing lost
@@ -79,17 +73,14 @@ def test_a_backlog_leaves_at_the_rate(
 
 
 @pytest.mark.slow
-def test_short_waits_with_confirmed_publishes_lose_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_short_waits_with_confirmed_publishes_lose_no_task(new_fleet: NewFleet, broker: Broker) -> None:
     """Native delayed delivery knows whole seconds only, from one on. With ``confirm_publish`` whoever publishes waits
     for the broker's answer, and other messages come in meanwhile.
     """
     conf = {**QUORUM, "broker_transport_options": {"confirm_publish": True}}
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
-        for index in range(50):
-            fleet.send("retry", index)
-        fleet.start(QUICK)
+    with new_fleet(rate="20/s", broker=broker.url, **conf) as fleet:
+        fleet.send_each("retry", range(50))
+        fleet.start()
         fleet.wait_for(50, 30)
         assert_never_over(fleet.permits(), 20)
         assert "Traceback" not in fleet.log()
@@ -99,12 +90,12 @@ def test_short_waits_with_confirmed_publishes_lose_no_task(
 
 @pytest.mark.slow
 def test_native_delayed_delivery_changes_no_limit_and_no_message_field(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+    new_fleet: NewFleet, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
     """What comes late through ``celery_delayed_27`` has a routing key of 28 bits before the queue's own."""
     queues = {"ratelimit_queues": {"celery": "2/s"}}
-    with Fleet(server, tmp_path, rate="100/s", broker=broker.url, install=True, **queues, **QUORUM) as fleet:
-        fleet.start(QUICK)
+    with new_fleet(rate="100/s", broker=broker.url, install=True, **queues, **QUORUM) as fleet:
+        fleet.start()
         ids = [str(uuid.uuid4()) for _ in range(4)]
         for task_id in ids:
             fleet.send("whole", task_id=task_id, countdown=1)
@@ -126,14 +117,14 @@ def test_native_delayed_delivery_changes_no_limit_and_no_message_field(
 
 
 def test_throttled_task_returns_to_its_own_queue_of_a_topic_exchange(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+    new_fleet: NewFleet, broker: Broker, tmp_path: Path
 ) -> None:
     """A topic exchange makes two copies for two queues. Sent back through it, each would be two once more."""
     events = {"exchange": "events", "exchange_type": "topic"}
     queues = {"bills": {**events, "routing_key": "order.#"}, "mails": {**events, "routing_key": "*.new"}}
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, task_queues=queues) as fleet:
-        fleet.launch(QUICK, "-Q", "bills")
-        fleet.launch(QUICK, "-Q", "mails")
+    with new_fleet(rate="20/s", broker=broker.url, task_queues=queues) as fleet:
+        fleet.launch("-Q", "bills")
+        fleet.launch("-Q", "mails")
         fleet.start(number=0)
         results = [fleet.send("retry", n, exchange="events", routing_key="order.new") for n in range(20)]
         fleet.wait_for(40, 30)
@@ -148,14 +139,11 @@ def test_throttled_task_returns_to_its_own_queue_of_a_topic_exchange(
         assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
 
 
-def test_backlog_of_one_key_does_not_block_another(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_backlog_of_one_key_does_not_block_another(new_fleet: NewFleet, broker: Broker) -> None:
     """The prefetch, 8 here, does not grow with the tasks that wait for their time; those of the first key fill it."""
-    with Fleet(server, tmp_path, rate="1/s", broker=broker.url, **QUORUM) as fleet:
-        fleet.start(QUICK)
-        for index in range(40):
-            fleet.send("tenant", index, "busy")
+    with new_fleet(rate="1/s", broker=broker.url, **QUORUM) as fleet:
+        fleet.start()
+        fleet.send_each("tenant", range(40), "busy")
         until(lambda: fleet.log().count("throttled by") >= 20, 20, "a line")
         for index in (100, 101):
             fleet.send("tenant", index, "idle")
@@ -167,17 +155,14 @@ def test_backlog_of_one_key_does_not_block_another(
         assert sum(permit.at < idle[1].at for permit in permits) <= 20, "its turn was after a second"
 
 
-def test_removed_return_queue_loses_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_removed_return_queue_loses_no_task(new_fleet: NewFleet, broker: Broker) -> None:
     """A message to a queue that is not there is dropped without a word, unless the publisher asks for one."""
-    with Fleet(server, tmp_path, rate="2/s", broker=broker.url) as fleet:
-        fleet.start(QUICK)
+    with new_fleet(rate="2/s", broker=broker.url) as fleet:
+        fleet.start()
         worker = fleet.workers[0].pid
         os.kill(worker, signal.SIGSTOP)
         try:
-            for index in range(6):
-                fleet.send("retry", index)
+            fleet.send_each("retry", range(6))
             # Delivered to the worker, which reads them before it reads that the queue is gone.
             until(lambda: broker.consumers("celery") == 1 and broker.ready("celery") == 0, 10, "the delivery")
             broker.delete("celery.throttled")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
-import redis
 
 from benchmarks.measures import displacement
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import NewFleet, assert_never_over, errors, until
 from tests.rabbitmq import Broker, RabbitMQ
 
 WAIT = "tests.apps.fleet.wait"
@@ -46,13 +43,12 @@ def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
     ],
 )
 def test_messages_are_held_for_less_than_the_consumer_timeout(
-    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path, arguments: dict[str, Any], closed: int
+    new_fleet: NewFleet, brief: Broker, arguments: dict[str, Any], closed: int
 ) -> None:
     """The last of sixteen tasks waits for sixteen seconds."""
     queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
-    with Fleet(server, tmp_path, rate="60/m", broker=brief.url, **queues) as fleet:
-        for index in range(16):
-            fleet.send("wait", index)
+    with new_fleet(rate="60/m", broker=brief.url, **queues) as fleet:
+        fleet.send_each("wait", range(16))
         fleet.start()
         fleet.wait_for(16, 40)
         permits, log = fleet.permits(), fleet.log()
@@ -68,15 +64,11 @@ def test_messages_are_held_for_less_than_the_consumer_timeout(
         assert max(Counter(re.findall(r"\[([0-9a-f-]{36})\] received", log)).values()) <= 12
 
 
-def test_countdowns_stay_below_the_consumer_timeout(
-    server: EmbeddedServer, store: redis.Redis, brief: Broker, tmp_path: Path
-) -> None:
+def test_countdowns_stay_below_the_consumer_timeout(new_fleet: NewFleet, limiter: Limiter, brief: Broker) -> None:
     """What waits for longer than a message is held was published with a countdown, before the timeout was known."""
-    limiter = Limiter.from_url(server.url)
     limiter.pause(WAIT, 3600, force=True)
-    with Fleet(server, tmp_path, rate="100/s", broker=brief.url) as fleet:
-        for index in range(4):
-            fleet.send("wait", index)
+    with new_fleet(rate="100/s", broker=brief.url) as fleet:
+        fleet.send_each("wait", range(4))
         fleet.start()
         until(lambda: "its consumer_timeout is 4 s" in fleet.log(), 20, "a channel being closed")
         until(lambda: fleet.log().count(": sent back") >= 20, 20, "four countdowns of each")
@@ -86,9 +78,7 @@ def test_countdowns_stay_below_the_consumer_timeout(
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
 
 
-def test_requeued_task_stays_below_the_delivery_limit(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_requeued_task_stays_below_the_delivery_limit(new_fleet: NewFleet, limiter: Limiter, broker: Broker) -> None:
     """A quorum queue counts how often a message came back from a connection, and drops it above its limit."""
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 3}
     queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
@@ -96,11 +86,9 @@ def test_requeued_task_stays_below_the_delivery_limit(
     def waiting() -> int:
         return broker.ready("jobs", "jobs.throttled")
 
-    limiter = Limiter.from_url(server.url)
     limiter.pause(WAIT, 600, force=True)  # less than a message is held
-    with Fleet(server, tmp_path, rate="100/s", broker=broker.url, **queues) as fleet:
-        for index in range(4):
-            fleet.send("wait", index)
+    with new_fleet(rate="100/s", broker=broker.url, **queues) as fleet:
+        fleet.send_each("wait", range(4))
         for _ in range(2):
             with kombu.Connection(broker.url) as connection:
                 channel = connection.default_channel
@@ -114,21 +102,18 @@ def test_requeued_task_stays_below_the_delivery_limit(
             until(lambda: waiting() == 4, 10, "all of them being at the broker again")
         limiter.resume(WAIT, force=True)
         fleet.start()
-        fleet.wait_for(4, 20)
-        assert sorted(start.index for start in fleet.starts()) == list(range(4))
+        fleet.wait_for_each(range(4), 20)
 
 
 def test_message_that_arrives_before_its_consumer_is_not_rejected(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+    new_fleet: NewFleet, limiter: Limiter, broker: Broker
 ) -> None:
     """Messages of one queue are sent back while the other one's answer is on its way: each rejection would count."""
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 2}
     queues = {"task_queues": {"jobs": {"queue_arguments": arguments}}, "task_default_queue": "jobs"}
-    limiter = Limiter.from_url(server.url)
     limiter.pause(WAIT, 600, force=True)
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **queues) as fleet:
-        for index in range(20):
-            fleet.send("wait", index)
+    with new_fleet(rate="20/s", broker=broker.url, **queues) as fleet:
+        fleet.send_each("wait", range(20))
         for number, (received, sent_back) in enumerate([(8, 0), (16, 8), (16, 8)]):
             fleet.start()
             until(lambda i=number, n=received: fleet.log(i).count("] received") >= n, 10, "the messages coming in")

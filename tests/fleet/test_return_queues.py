@@ -14,10 +14,9 @@ from kombu import Exchange
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.operations.setup_checks import check_workers
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 from tests.rabbitmq import Broker, RabbitMQ
 
-QUICK = "--without-mingle"
 APP = "tests.apps.returning"
 RETRY = "tests.apps.fleet.retry"
 
@@ -53,13 +52,11 @@ def send_to_both(fleet: Fleet, number: int) -> dict[str, list[str]]:
     return {queue: sorted(ids) for queue, ids in sent.items()}
 
 
-def test_each_worker_runs_tasks_of_its_own_queue_only(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_each_worker_runs_tasks_of_its_own_queue_only(new_fleet: NewFleet, broker: Broker) -> None:
     """Each worker returns parked tasks of the shared quota, also tasks of the other worker's queue."""
-    with Fleet(server, tmp_path, broker=broker.url, install=True, **SPLIT) as fleet:
+    with new_fleet(broker=broker.url, install=True, **SPLIT) as fleet:
         for queue in ("a", "b"):
-            fleet.launch(QUICK, "-Q", queue)
+            fleet.launch("-Q", queue)
         fleet.start(number=0)
         sent = send_to_both(fleet, 120)
         fleet.wait_for(240, 40)
@@ -72,45 +69,15 @@ def test_each_worker_runs_tasks_of_its_own_queue_only(
         assert broker.ready("a", "b", "a.throttled", "b.throttled") == 0
 
 
-def both_killed_once(fleet: Fleet, number: int, timeout: float) -> None:
-    """Each runs all of its own: as tasks are acknowledged late, also what was running."""
-    with fleet:
-        for queue in ("a", "b"):
-            fleet.launch(QUICK, "-Q", queue)
-        fleet.start(number=0)
-        sent = send_to_both(fleet, number)
-        for index, started in ((0, number // 2), (1, number)):
-            fleet.wait_for(started, timeout)
-            fleet.kill(index)
-            fleet.launch(QUICK, "-Q", "ab"[index])
-        everything = {*range(number), *range(-number, 0)}
-        until(lambda: {start.index for start in fleet.starts()} == everything, timeout, "every task")
-        assert_never_over(fleet.permits(), 60 if number < 1000 else 200)
-        for index, queue in enumerate("abab"):
-            assert set(done_by(fleet, index)) <= set(sent[queue])
-            assert "PreconditionFailed" not in fleet.log(index)
-        assert len(fleet.starts()) <= 2 * number + 8, "again only what was running"
-
-
-@pytest.mark.slow
-def test_killed_workers_of_two_queues_lose_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
-    conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
-    both_killed_once(Fleet(server, tmp_path, broker=broker.url, install=True, **conf), 120, 40)
-
-
-def test_tasks_wait_until_their_return_queue_is_declared(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_tasks_wait_until_their_return_queue_is_declared(new_fleet: NewFleet, broker: Broker) -> None:
     """Its own worker declares it. Until then its tasks stay where they are, and the others go on."""
-    with Fleet(server, tmp_path, broker=broker.url, install=True, **SPLIT) as fleet:
-        fleet.start(QUICK, "-Q", "a,b")
+    with new_fleet(broker=broker.url, install=True, **SPLIT) as fleet:
+        fleet.start("-Q", "a,b")
         fleet.kill(0)
         fleet.workers.clear()
         for queue in ("a.throttled", "b.throttled"):
             broker.delete(queue)
-        fleet.launch(QUICK, "-Q", "b")
+        fleet.launch("-Q", "b")
         until(lambda: broker.consumers("b") == 1, 20, "the worker")
         sent = send_to_both(fleet, 30)
         until(lambda: done_by(fleet, 0) == sent["b"], 20, "all of its own")
@@ -119,15 +86,12 @@ def test_tasks_wait_until_their_return_queue_is_declared(
 
 
 @pytest.mark.slow
-def test_return_queue_with_other_arguments_is_used(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_return_queue_with_other_arguments_is_used(new_fleet: NewFleet, broker: Broker) -> None:
     """Left by a queue that was declared anew, or declared by an operator."""
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **{**SPLIT, "ratelimit_tasks": {}}) as fleet:
+    with new_fleet(rate="20/s", broker=broker.url, **{**SPLIT, "ratelimit_tasks": {}}) as fleet:
         broker.declare("a.throttled")
-        fleet.start(QUICK, "-Q", "a")
-        for index in range(30):
-            fleet.send("retry", index, queue="a")
+        fleet.start("-Q", "a")
+        fleet.send_each("retry", range(30), queue="a")
         fleet.wait_for(30, 20)
         assert "other arguments" in fleet.log()
         assert "Traceback" not in fleet.log()
@@ -135,50 +99,38 @@ def test_return_queue_with_other_arguments_is_used(
         assert broker.ready("a", "a.throttled") == 0
 
 
-def test_worker_consumes_only_configured_queues(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_worker_consumes_only_configured_queues(new_fleet: NewFleet, broker_url: str) -> None:
     queues = {name: {"exchange": name} for name in ("a", "gpu", "later")}
     conf = {"task_queues": queues, "task_create_missing_queues": False}
-    with Fleet(server, tmp_path, rate="20/s", broker=broker_url, task_default_queue="a", **conf) as fleet:
-        fleet.start(QUICK, "-Q", "a")
-        for index in range(30):
-            fleet.send("retry", index, queue="a")
+    with new_fleet(rate="20/s", broker=broker_url, task_default_queue="a", **conf) as fleet:
+        fleet.start("-Q", "a")
+        fleet.send_each("retry", range(30), queue="a")
         fleet.wait_for(30, 10)
         assert "Traceback" not in fleet.log()
         assert [queue["name"] for queue in fleet.asked("active_queues")] == ["a"], "what Celery says of the worker"
 
 
-def test_return_queue_is_declared_with_the_first_throttled_task(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+def test_return_queue_is_declared_with_the_first_throttled_task_of_any_worker(
+    new_fleet: NewFleet, broker: Broker
 ) -> None:
-    with Fleet(server, tmp_path, rate="10/s", broker=broker.url) as fleet:
-        fleet.start(QUICK, number=2)
+    """What another worker sends back when it is full is for these, which have throttled nothing of its queue."""
+    with new_fleet(rate="10/s", broker=broker.url) as fleet:
+        fleet.start("-Q", "celery,others", number=2)
+        backlog_of(fleet.sender).register.seen((), [("others.throttled", "others")])
         for index in range(20):
             fleet.send("wait", index)
             fleet.send("plain", 100 + index)
         fleet.wait_for(40, 20)
         assert not broker.has("celery.throttled"), "no task has needed it"
-        for index in range(200, 230):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(200, 230))
         fleet.wait_for(70, 20)
         until(lambda: broker.consumers("celery.throttled") == 2, 10, "both workers consume it")
+        until(lambda: broker.consumers("others.throttled") == 2, 25, "their consuming the other one's return queue")
         fleet.kill(0)
         fleet.kill(1)
         fleet.workers.clear()
-        fleet.start(QUICK)
+        fleet.start()
         assert broker.consumers("celery.throttled") == 1, "it is there already"
-
-
-def test_worker_consumes_a_return_queue_declared_by_another(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
-    """What the other one sends back when it is full is for this one, which may have throttled nothing yet."""
-    with Fleet(server, tmp_path, broker=broker.url) as fleet:
-        fleet.start(QUICK)
-        assert not broker.has("celery.throttled")
-        backlog_of(fleet.sender).register.seen((), [("celery.throttled", "celery")])
-        until(lambda: broker.consumers("celery.throttled") == 1, 25, "its consuming the return queue")
 
 
 @pytest.mark.parametrize(
@@ -191,12 +143,7 @@ def test_worker_consumes_a_return_queue_declared_by_another(
     ],
 )
 def test_tasks_return_where_no_queue_may_be_declared(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    broker: Broker,
-    tmp_path: Path,
-    topology: str,
-    why: str,
+    new_fleet: NewFleet, broker: Broker, topology: str, why: str
 ) -> None:
     """By a return queue that others have made, else by their own queue."""
     queues = {name: {"exchange": name} for name in ("jobs", "later")}
@@ -208,16 +155,13 @@ def test_tasks_return_where_no_queue_may_be_declared(
     if why == "no new queues":
         conf["task_create_missing_queues"] = False
     url = broker.locked_url if why == "no right" else broker.url
-    with Fleet(server, tmp_path, rate="20/s", broker=url, **conf) as fleet:
-        fleet.start(QUICK, "-Q", "jobs", number=2)
-        for index in range(10):
-            fleet.send("wait", index)
+    with new_fleet(rate="20/s", broker=url, **conf) as fleet:
+        fleet.start("-Q", "jobs", number=2)
+        fleet.send_each("wait", range(10))
         fleet.wait_for(10, 20)
         assert "return queue" not in fleet.log(0), "no task has needed it"
-        for index in range(100, 160):
-            fleet.send("retry", index)
-        fleet.wait_for(70, 20)
-        assert sorted(start.index for start in fleet.starts()) == [*range(10), *range(100, 160)]
+        fleet.send_each("retry", range(100, 160))
+        fleet.wait_for_each([*range(10), *range(100, 160)], 20)
         assert_never_over([permit for permit in fleet.permits() if permit.index >= 100], 20)
         warned = [fleet.log(index).count("not for this worker") for index in (0, 1)]
         assert sum(warned) in ((1, 2) if topology == "none" else (0,))
@@ -242,15 +186,7 @@ def test_tasks_return_where_no_queue_may_be_declared(
     ],
 )
 def test_tasks_return_by_their_own_queue_without_rights_to_the_return_queue(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    rabbitmq: RabbitMQ,
-    tmp_path: Path,
-    declared: bool,
-    configure: str,
-    write: str,
-    read: str,
-    pool: str,
+    new_fleet: NewFleet, rabbitmq: RabbitMQ, declared: bool, configure: str, write: str, read: str, pool: str
 ) -> None:
     """Unlimited tasks run as well: the broker closes the connection once, and not for ever.
 
@@ -262,9 +198,8 @@ def test_tasks_return_by_their_own_queue_without_rights_to_the_return_queue(
     if declared:
         broker.declare("celery.throttled")
     url = broker.url.replace("guest:guest", "other:other")
-    with Fleet(server, tmp_path, rate="20/s", broker=url) as fleet:
-        for index in range(30):
-            fleet.send("retry", index)
+    with new_fleet(rate="20/s", broker=url) as fleet:
+        fleet.send_each("retry", range(30))
         fleet.send("plain", 30)
         fleet.start("-P", pool)
         until(lambda: {start.index for start in fleet.starts()} == set(range(31)), 20, "a start of each task")
@@ -273,51 +208,43 @@ def test_tasks_return_by_their_own_queue_without_rights_to_the_return_queue(
         assert fleet.log().count("not for this worker") == 1
 
 
-def test_tasks_return_by_their_own_queue_at_the_brokers_queue_limit(
-    server: EmbeddedServer, store: redis.Redis, rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
+def test_tasks_return_by_their_own_queue_at_the_brokers_queue_limit(new_fleet: NewFleet, rabbitmq: RabbitMQ) -> None:
     """The virtual host is full: of its queues the worker's own come first."""
     broker = rabbitmq.broker()
     conf: dict[str, Any] = {"worker_enable_remote_control": False}
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
-        fleet.start(QUICK, "--without-gossip")
+    with new_fleet(rate="20/s", broker=broker.url, **conf) as fleet:
+        fleet.start("--without-gossip")
         rabbitmq.ctl("set_vhost_limits", "-p", broker.url.rpartition("/")[2], '{"max-queues": 1}')
-        for index in range(30):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(30))
         fleet.wait_for(30, 20)
         assert fleet.log().count("not for this worker") == 1
         assert not broker.has("celery.throttled")
 
 
 @pytest.mark.slow
-def test_overflow_queue_is_declared_when_it_is_missing(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_overflow_queue_is_declared_when_it_is_missing(new_fleet: NewFleet, broker: Broker) -> None:
     """It is declared as for any sender. (Where none may be declared, the worker does not start.)"""
     conf = {"task_queues": {"celery": {"exchange": "celery", "routing_key": "celery"}}, "task_queue_max_priority": 3}
-    with Fleet(server, tmp_path, rate="4/s", broker=broker.url, **conf) as fleet:
+    with new_fleet(rate="4/s", broker=broker.url, **conf) as fleet:
         results = [fleet.send("overflowing", index, queue="celery") for index in range(20)]
-        fleet.start(QUICK, "-Q", "celery")
+        fleet.start("-Q", "celery")
         until(lambda: broker.ready("later") >= 5, 10, "tasks going to the other queue")
-        fleet.start(QUICK, "-Q", "later")
+        fleet.start("-Q", "later")
         assert sorted(result.get(timeout=20) for result in results) == list(range(20))
         assert "Traceback" not in fleet.log()
 
 
 @pytest.mark.slow
-def test_release_to_a_missing_queue_keeps_tasks_parked(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="1/h", broker=broker.url, ratelimit_url=server.url) as fleet:
-        for index in range(5):
-            fleet.send("retry", index)
-        fleet.start(QUICK)
+def test_release_to_a_missing_queue_keeps_tasks_parked(new_fleet: NewFleet, broker: Broker) -> None:
+    with new_fleet(rate="1/h", broker=broker.url) as fleet:
+        fleet.send_each("retry", range(5))
+        fleet.start()
         until(lambda: [lot.parked for lot in fleet.parking_lots().lots(RETRY)] == [4], 10, "four being parked")
         fleet.kill(0)
         fleet.workers.clear()
         broker.delete("celery.throttled")
         assert fleet.parking_lots().release(RETRY) == 0
-        fleet.start(QUICK)
+        fleet.start()
         until(lambda: fleet.log(0).count("received") >= 4, 30, "all being there still")
 
 
@@ -333,25 +260,18 @@ def test_release_to_a_missing_queue_keeps_tasks_parked(
     ],
 )
 def test_worker_recovers_from_a_closed_channel(
-    server: EmbeddedServer,
-    store: redis.Redis,
-    broker: Broker,
-    tmp_path: Path,
-    which: str,
-    swallowed: int,
-    pool: tuple[str, ...],
+    new_fleet: NewFleet, broker: Broker, which: str, swallowed: int, pool: tuple[str, ...]
 ) -> None:
     broker.declare("celery.throttled")
-    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url) as fleet:
-        fleet.start(QUICK, *pool)
+    with new_fleet(rate="20/s", app=APP, broker=broker.url) as fleet:
+        fleet.start(*pool)
         fleet.asked("ping")  # else it may not have subscribed to what it is told yet
         fleet.sender.control.broadcast("break_channel", arguments={"which": which, "swallowed": swallowed})
         until(
             lambda: "Trying to re-establish" in fleet.log() or "onnection to broker lost" in fleet.log(), 10, "a loss"
         )
         until(lambda: all(broker.consumers(each) == 1 for each in ("celery", "celery.throttled")), 20, "both again")
-        for index in range(30):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(30))
         fleet.wait_for(30, 20)
         assert sorted({start.index for start in fleet.starts()}) == list(range(30))
         assert fleet.workers[0].poll() is None
@@ -360,80 +280,52 @@ def test_worker_recovers_from_a_closed_channel(
 # -- They go with their queues -----------------------------------------------------------------------------------------
 
 
-def waiting(fleet: Fleet, url: str, queue: str) -> int:
-    """Messages in a queue, or parked."""
-    with fleet.sender.connection_for_read() as connection:
-        try:
-            ready = connection.default_channel.queue_declare(queue, passive=True).message_count
-        except connection.channel_errors:
-            ready = 0
-    return int(ready)
-
-
 @pytest.mark.slow
-def test_return_queues_follow_added_and_cancelled_queues(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="5/s", broker=broker_url) as fleet:
-        fleet.start(QUICK, "-Q", "first")
+def test_return_queues_follow_added_and_cancelled_queues(new_fleet: NewFleet, broker_url: str) -> None:
+    with new_fleet(rate="5/s", broker=broker_url) as fleet:
+        fleet.start("-Q", "first")
         control = fleet.sender.control
         control.add_consumer("second", reply=True)
-        for index in range(20):
-            fleet.send("retry", index, queue="second")
+        fleet.send_each("retry", range(20), queue="second")
         fleet.wait_for(20, 20)
 
-        for index in range(20, 60):
-            fleet.send("retry", index, queue="second")
+        fleet.send_each("retry", range(20, 60), queue="second")
         fleet.wait_for(22, 20)
         control.cancel_consumer("second", reply=True)
         until(lambda: "Canceling queue second" in fleet.log(), 10)
         # What it has in its hands comes to its end, a second's worth; the rest waits for a consumer of the queue.
         at_most = fleet.started() + 15
-        for index in range(100, 140):
-            fleet.send("tenant", index, "idle", queue="first")
+        fleet.send_each("tenant", range(100, 140), "idle", queue="first")
         until(lambda: {start.index for start in fleet.starts()} >= set(range(100, 140)), 20, "the other queue's tasks")
         assert fleet.started() - 40 <= at_most < 60
         control.add_consumer("second", reply=True)
-        fleet.wait_for(100, 30)
-        assert sorted(start.index for start in fleet.starts()) == [*range(60), *range(100, 140)]
+        fleet.wait_for_each([*range(60), *range(100, 140)], 30)
 
 
-def test_worker_may_consume_a_return_queue_alone(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with Fleet(server, tmp_path, rate="20/s", broker=broker_url) as fleet:
-        fleet.launch(QUICK, "-Q", "celery.throttled")
-        fleet.start(QUICK, "-Q", "celery")
-        for index in range(100):
-            fleet.send("retry", index)
-        fleet.wait_for(100, 30)
-        assert sorted(start.index for start in fleet.starts()) == list(range(100))
+def test_worker_may_consume_a_return_queue_alone(new_fleet: NewFleet, broker_url: str) -> None:
+    """Parked tasks return by the queue that it consumes, although the task queue has no consumer yet."""
+    with new_fleet(rate="20/s", broker=broker_url) as fleet:
+        fleet.start("-Q", "celery.throttled")
+        attend = backlog_of(fleet.sender).register.attend
+        attend("other", ["celery", "c"], [], 6.0)
+        until(lambda: "celery" not in attend("other", ["c"], ["celery"], 6.0), 10, "its saying that it consumes both")
+        fleet.start("-Q", "celery")
+        fleet.send_each("retry", range(100))
+        fleet.wait_for_each(range(100), 30)
         assert_never_over(fleet.permits(), 20)
         assert done_by(fleet, 0), "it has run some of them"
         assert "throttled.throttled" not in fleet.log(0)
 
 
-def test_worker_of_a_return_queue_counts_as_consumer_of_its_queue(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    """Parked tasks return by the queue that it consumes, although the task queue has no consumer."""
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start(QUICK, "-Q", "a.throttled")
-        parking = backlog_of(fleet.sender)
-        parking.register.attend("other", ["a", "c"], [], 6.0)
-        until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0), 10, "its saying so")
-
-
 @pytest.mark.parametrize("strategy", ["priority", pytest.param("sorted", marks=pytest.mark.slow)])
 def test_queue_order_strategy_does_not_delay_returned_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strategy: str
+    new_fleet: NewFleet, store: redis.Redis, strategy: str
 ) -> None:
     options = {"queue_order_strategy": strategy}
-    with Fleet(server, tmp_path, rate="20/s", app=APP, broker_transport_options=options) as fleet:
-        ids = [fleet.send("retry", index, queue="high").id for index in range(20)]
-        for index in range(100, 180):
-            fleet.sender.send_task("tests.apps.returning.long", (index, 0.1), queue="low")
-        fleet.start(QUICK, "-c", "1", "-Q", "high,low")
+    with new_fleet(rate="20/s", app=APP, broker_transport_options=options) as fleet:
+        ids = [each.id for each in fleet.send_each("retry", range(20), queue="high")]
+        fleet.send_each("tests.apps.returning.long", range(100, 180), 0.1, queue="low")
+        fleet.start("-c", "1", "-Q", "high,low")
         until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 17, 30, "what was throttled coming back")
         assert store.llen("low") >= 20, "before the other queue is empty"
 
@@ -445,41 +337,40 @@ def prefetch_of(fleet: Fleet) -> int:
     return int(fleet.asked("stats")["prefetch_count"])
 
 
-@pytest.mark.parametrize("most", [None, 5])
+@pytest.mark.parametrize(
+    ("broker_url", "most"),
+    [("redis", None), ("redis", 5), pytest.param("rabbitmq", 5, marks=pytest.mark.slow)],
+    indirect=["broker_url"],
+)
 def test_prefetch_count_is_restored_after_throttled_tasks_and_countdowns(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, most: int | None
+    new_fleet: NewFleet, broker_url: str, most: int | None
 ) -> None:
     """``worker_eta_task_limit`` bounds how far kombu widens it, but not how far it narrows it again."""
-    with Fleet(server, tmp_path, rate="20/s", broker=broker_url, worker_eta_task_limit=most) as fleet:
-        fleet.start(QUICK, "-c", "4")
+    with new_fleet(rate="20/s", broker=broker_url, worker_eta_task_limit=most) as fleet:
+        fleet.start("-c", "4")
         assert prefetch_of(fleet) == 16
         for number, (task, options) in enumerate([("retry", {}), ("plain", {"countdown": 1})], 1):
-            for index in range(20):
-                fleet.send(task, index, **options)
+            fleet.send_each(task, range(20), **options)
             fleet.wait_for(20 * number, 20)
             until(lambda: prefetch_of(fleet) == 16, 10, f"the prefetch count being restored after {task}")
 
 
-def test_returned_tasks_arrive_beside_a_full_prefetch_and_do_not_widen_it(
-    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_returned_tasks_arrive_beside_a_full_prefetch_and_do_not_widen_it(new_fleet: NewFleet, broker_url: str) -> None:
     """It is not part of the prefetch; Celery would let in a message for each that waits for its countdown."""
-    with Fleet(server, tmp_path, rate="40/s", app=APP, broker=broker_url) as fleet:
+    with new_fleet(rate="40/s", app=APP, broker=broker_url) as fleet:
         ids = [fleet.send("retry", index).id for index in range(60)]
-        longs = [fleet.sender.send_task("tests.apps.returning.long", (index, 5.0)).id for index in range(100, 150)]
-        fleet.start(QUICK, "-c", "1")
+        longs = [each.id for each in fleet.send_each("tests.apps.returning.long", range(100, 150), 5.0)]
+        fleet.start("-c", "1")
         until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 40, 20, "what was throttled coming back")
         assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
 
 
-def test_celerys_own_rate_limit_is_charged_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_celerys_own_rate_limit_is_charged_once(new_fleet: NewFleet) -> None:
     """On the first delivery, and not again when a task comes back."""
-    with Fleet(server, tmp_path, rate="18/s", app=APP) as fleet:
-        for index in range(30):
-            fleet.sender.send_task("tests.apps.returning.twice_limited", (index,))
-        fleet.start(QUICK)
-        starts = fleet.wait_for(30, 30)
-        assert sorted(start.index for start in starts) == list(range(30))
+    with new_fleet(rate="18/s", app=APP) as fleet:
+        fleet.send_each("tests.apps.returning.twice_limited", range(30))
+        fleet.start()
+        fleet.wait_for_each(range(30), 30)
         assert_never_over(fleet.permits(), 18)
         (paid,) = (
             each["paid"] for reply in fleet.sender.control.broadcast("paid", reply=True) for each in reply.values()
@@ -492,21 +383,16 @@ def test_celerys_own_rate_limit_is_charged_once(server: EmbeddedServer, store: r
 
 @pytest.mark.slow
 def test_exclusive_queues_leave_no_return_queue(
-    request: pytest.FixtureRequest,
-    broker_url: str,
-    server: EmbeddedServer,
-    store: redis.Redis,
-    tmp_path: Path,
+    new_fleet: NewFleet, request: pytest.FixtureRequest, broker_url: str, server: EmbeddedServer, store: redis.Redis
 ) -> None:
-    with Fleet(server, tmp_path, rate="10/s", app=APP, broker=broker_url, worker_direct=True) as fleet:
+    with new_fleet(rate="10/s", app=APP, broker=broker_url, worker_direct=True) as fleet:
         fleet.env["TEST_BROADCAST"] = "everywhere.one"
         everywhere = Exchange("everywhere", type="fanout")
-        fleet.start(QUICK)
+        fleet.start()
         for index in range(15):
             fleet.send("retry", index, exchange="everywhere", routing_key="celery", declare=[everywhere])
             fleet.send("retry", 100 + index, exchange="C.dq2", exchange_type="direct", routing_key="w0@test")
-        fleet.wait_for(30, 20)
-        assert sorted(start.index for start in fleet.starts()) == [*range(15), *range(100, 115)]
+        fleet.wait_for_each([*range(15), *range(100, 115)], 20)
         assert_never_over(fleet.permits(), 10)
         assert "throttled by" in fleet.log()
         fleet.stop()
@@ -520,40 +406,33 @@ def test_exclusive_queues_leave_no_return_queue(
 
 
 @pytest.mark.slow
-def test_auto_delete_queue_keeps_its_consumer_while_the_limit_is_closed(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_auto_delete_queue_keeps_its_consumer_while_the_limit_is_closed(new_fleet: NewFleet, broker: Broker) -> None:
     """Others are, while their limit is closed for long: with ``throttle="wait"``."""
-    with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker.url) as fleet:
+    with new_fleet(rate="2/s", app=APP, broker=broker.url) as fleet:
         fleet.env["TEST_BROADCAST"] = "everywhere.one"
         everywhere = Exchange("everywhere", type="fanout")
-        fleet.start(QUICK, "-c", "4")
-        for index in range(20):
-            fleet.send("wait", index, exchange="everywhere", routing_key="celery", declare=[everywhere])
-        starts = fleet.wait_for(20, 20)
-        assert sorted(start.index for start in starts) == list(range(20))
+        fleet.start("-c", "4")
+        fleet.send_each("wait", range(20), exchange="everywhere", routing_key="celery", declare=[everywhere])
+        fleet.wait_for_each(range(20), 20)
 
 
 # -- The marker --------------------------------------------------------------------------------------------------------
 
 
-def test_queue_with_the_longest_name_is_its_own_return_queue(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_queue_with_the_longest_name_is_its_own_return_queue(new_fleet: NewFleet, broker: Broker) -> None:
     """Its return queue's name would be too long: it is its own."""
-    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, task_default_queue="ü" * 127) as fleet:
-        for index in range(30):
-            fleet.send("retry", index)
+    with new_fleet(rate="20/s", broker=broker.url, task_default_queue="ü" * 127) as fleet:
+        fleet.send_each("retry", range(30))
         fleet.start()
-        assert sorted(start.index for start in fleet.wait_for(30, 20)) == list(range(30))
+        fleet.wait_for_each(range(30), 20)
         assert_never_over(fleet.permits(), 20)
 
 
-def test_user_header_named_ratelimit_is_left_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="2/s") as fleet:
+def test_user_header_named_ratelimit_is_left_alone(new_fleet: NewFleet, tmp_path: Path) -> None:
+    with new_fleet(rate="2/s") as fleet:
         values: list[Any] = ["mine", {"limit": 5}, {"queue": "x"}, None]
         sent = {fleet.send("whole", headers={"ratelimit": own}).id: own for own in values}
-        fleet.start(QUICK)
+        fleet.start()
         until(lambda: all((tmp_path / f"{id}.request").exists() for id in sent), 15, "every task")
         for id, own in sent.items():
             found = json.loads((tmp_path / f"{id}.request").read_text())

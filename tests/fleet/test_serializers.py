@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import NewFleet, assert_never_over, until
 
 pytestmark = pytest.mark.slow
 
@@ -27,19 +25,14 @@ TASKS = 20
     ("serializer", "kind"), [("msgpack", "redis"), ("yaml", "rabbitmq"), ("pickle", "redis"), ("pickle", "rabbitmq")]
 )
 def test_parked_arguments_are_unchanged(
-    request: pytest.FixtureRequest,
-    server: EmbeddedServer,
-    store: redis.Redis,
-    tmp_path: Path,
-    serializer: str,
-    kind: str,
+    new_fleet: NewFleet, request: pytest.FixtureRequest, server: EmbeddedServer, serializer: str, kind: str
 ) -> None:
     broker_url = server.url if kind == "redis" else request.getfixturevalue("broker").url
     for module in {"msgpack": ["msgpack"], "yaml": ["yaml"]}.get(serializer, []):
         pytest.importorskip(module)
     conf = {"task_serializer": serializer, "accept_content": [serializer, "json"], "ratelimit_url": server.url}
     args, kwargs = ARGUMENTS[serializer], {"text": "€"}
-    with Fleet(server, tmp_path, rate="10/s", broker=broker_url, **conf) as fleet:
+    with new_fleet(rate="10/s", broker=broker_url, **conf) as fleet:
         fleet.env["C_FORCE_ROOT"] = "1"  # or a worker of root's refuses pickle
         results = [fleet.send("shown", *args, kwargs=kwargs) for _ in range(TASKS)]
         fleet.start(number=2)

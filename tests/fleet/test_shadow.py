@@ -1,18 +1,16 @@
-"""Limits in shadow on real workers: with every throttle, without gate or store, and with settled costs."""
+"""Limits in shadow on real workers: with every throttle, without a store, and with settled costs."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
-from tests.fleet_of import Fleet, assert_never_over, assert_over, errors, until
+from tests.fleet_of import NewFleet, assert_never_over, assert_over, errors, until
 
 NAME = "tests.apps.fleet"
 
@@ -27,16 +25,17 @@ def reckoned(limiter: Limiter, name: str, number: int) -> Any:
     return limiter.shadow_report(name)
 
 
-def test_limits_put_into_shadow_before_workers_start_throttle_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+def test_limits_put_into_shadow_before_workers_start_throttle_no_task_and_count_settled_costs(
+    new_fleet: NewFleet, server: EmbeddedServer
 ) -> None:
     tasks = ("retry", "drop", "fail", "impatient")
-    with Fleet(server, tmp_path, rate="1/h") as fleet, ExitStack() as limiters:
+    with new_fleet(rate="1/h") as fleet, ExitStack() as limiters:
         of_task = {task: limiters.enter_context(limiter_on(server, task)) for task in tasks}
+        settled = limiters.enter_context(limiter_on(server, "settled", burst=100, cost="estimate"))
+        settled.set_shadow(f"{NAME}.settled", True)
         for task, limiter in of_task.items():
             limiter.set_shadow(f"{NAME}.{task}", True)
-            for index in range(20):
-                fleet.send(task, index)
+            fleet.send_each(task, range(20))
         fleet.start(number=2)
         fleet.wait_for(20 * len(tasks), 30)
         for task, limiter in of_task.items():
@@ -45,66 +44,29 @@ def test_limits_put_into_shadow_before_workers_start_throttle_no_task(
         assert not fleet.signals()
         assert fleet.sent_back() == 0
 
-
-def test_shadowed_limit_throttles_no_task_without_the_gate(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    name = f"{NAME}.retry"
-    with (
-        Fleet(server, tmp_path, rate="1/h", app="tests.apps.no_gate") as fleet,
-        limiter_on(server, "retry") as limiter,
-    ):
-        limiter.set_shadow(name, True)
-        fleet.start("-c", "1")
-        results = [fleet.send("retry", index) for index in range(20)]
-        assert [result.get(timeout=30) for result in results] == list(range(20))
-        assert not errors(fleet.log())
-
-
-def test_settled_cost_of_a_shadowed_limit_is_counted(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    name = f"{NAME}.settled"
-    with (
-        Fleet(server, tmp_path) as fleet,
-        limiter_on(server, "settled", burst=100, cost="estimate") as limiter,
-    ):
-        limiter.set_shadow(name, True)
-        fleet.start("-c", "1")
         assert fleet.send("settled", 0, 100, 1000).get(timeout=20) == [True, False]
         assert fleet.send("settled", 1, 10, 10).get(timeout=20) == [True, False]
-        report = reckoned(limiter, name, 2)
+        report = reckoned(settled, f"{NAME}.settled", 2)
         assert report.longest > 60, "1,000 permits, not 100, were before it"
 
 
-@pytest.mark.parametrize("choice", ["defer", "raise"])
-def test_lost_store_delays_no_task_of_a_shadowed_limit(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
-) -> None:
+@pytest.mark.parametrize("choice", ["raise", pytest.param("defer", marks=pytest.mark.slow)])
+def test_lost_store_delays_no_task_of_a_shadowed_limit(new_fleet: NewFleet, choice: str) -> None:
     quotas = {"tried": {"rate": "1/h", "shadow": True}}
     conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.plain": ["tried"]}}
     with (
         embedded_server() as limits_store,
-        Fleet(
-            server,
-            tmp_path,
-            ratelimit_url=limits_store.url,
-            install=True,
-            ratelimit_on_store_error=choice,
-            **conf,
-        ) as fleet,
+        new_fleet(ratelimit_url=limits_store.url, install=True, ratelimit_on_store_error=choice, **conf) as fleet,
     ):
         fleet.start()
         assert fleet.send("plain", 0).get(timeout=20) == 0
         limits_store.kill()
-        results = [fleet.send("plain", index) for index in range(1, 21)]
+        results = fleet.send_each("plain", range(1, 21))
         assert [result.get(timeout=20) for result in results] == list(range(1, 21))
         assert not errors(fleet.log())
 
 
-def test_shadowed_limit_does_not_disturb_an_enforced_one(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_shadowed_limit_does_not_disturb_an_enforced_one(new_fleet: NewFleet, server: EmbeddedServer) -> None:
     """The enforced limit decides alone: never over, no task lost."""
     tasks = ("retry", "wait")
     quotas = {"tried": {"rate": "1/h", "shadow": True}}
@@ -115,14 +77,12 @@ def test_shadowed_limit_does_not_disturb_an_enforced_one(
         return stats.started
 
     with (
-        Fleet(server, tmp_path, rate="40/s", install=True, **conf) as fleet,
+        new_fleet(rate="40/s", install=True, **conf) as fleet,
         Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter,
     ):
         fleet.start(number=2)
-        for index in range(120):
-            fleet.send(tasks[index % 2], index)
-        fleet.wait_for(120, 40)
-        assert sorted(start.index for start in fleet.starts()) == list(range(120))
+        fleet.send_in_turn(tasks, 120)
+        fleet.wait_for_each(range(120), 40)
         for task in (0, 1):
             permits = [permit for permit in fleet.permits() if permit.index % 2 == task]
             assert_never_over(permits, 40)

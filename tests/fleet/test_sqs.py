@@ -7,19 +7,17 @@ checks no rights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-import redis
 from celery import Celery
 from moto.server import ThreadedMotoServer
 
 from celery_ratelimit._celery import BrokerDidNotAnswer, message_counts, query_workers, visibility_timeouts_of
 from celery_ratelimit.operations.setup_checks import InformationalFinding, check_settings, check_workers
-from celery_ratelimit.testing import EmbeddedServer, free_port
-from tests.fleet_of import Fleet, assert_never_over, until
+from celery_ratelimit.testing import free_port
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 REGION = {"region": "us-east-1", "is_secure": False}
 
@@ -65,19 +63,17 @@ def sqs(moto: int) -> Iterator[SQS]:
         account.client.delete_queue(QueueUrl=url)
 
 
-def fleet_on(sqs: SQS, server: EmbeddedServer, tmp_path: Path, *predefined: str, **more: Any) -> Fleet:
+def fleet_on(new_fleet: NewFleet, sqs: SQS, *predefined: str, **more: Any) -> Fleet:
     """Workers that may use no other queue than ``predefined``, which are made now; if none is given, any queue."""
     options: dict[str, Any] = {**REGION, "wait_time_seconds": 1, "polling_interval": 0.1}
     if predefined:
         options["predefined_queues"] = {name: {"url": sqs.make(name)} for name in predefined}
-    return Fleet(server, tmp_path, broker=sqs.url, broker_transport_options=options, **more)
+    return new_fleet(broker=sqs.url, broker_transport_options=options, **more)
 
 
-def test_return_queues_of_predefined_queues(
-    sqs: SQS, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
+def test_return_queues_of_predefined_queues(new_fleet: NewFleet, sqs: SQS) -> None:
     """Where a queue has none, its throttled tasks return by the queue itself, and one warning says so."""
-    with fleet_on(sqs, server, tmp_path, "jobs", "mails", "mails-throttled", rate="10/s") as fleet:
+    with fleet_on(new_fleet, sqs, "jobs", "mails", "mails-throttled", rate="10/s") as fleet:
         fleet.start("-Q", "jobs,mails")
         for index in range(20):
             fleet.send("retry", index, queue="jobs")
@@ -94,29 +90,26 @@ def test_return_queues_of_predefined_queues(
         assert [type(note) for note in check_workers(fleet.sender)] == [InformationalFinding]
 
 
-def test_return_queue_is_made_when_a_task_needs_it(
-    sqs: SQS, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with fleet_on(sqs, server, tmp_path, rate="10/s") as fleet:
+def test_return_queue_is_made_when_a_task_needs_it(new_fleet: NewFleet, sqs: SQS) -> None:
+    with fleet_on(new_fleet, sqs, rate="10/s") as fleet:
         fleet.start()
         assert sqs.names() == {"celery"}
         assert message_counts(fleet.sender, ["celery", "celery-throttled"]) == {"celery": 0, "celery-throttled": 0}
         with pytest.raises(BrokerDidNotAnswer, match="no remote control"):
             query_workers(fleet.sender, "ping", 1)
         assert sqs.names() == {"celery"}
-        for index in range(20):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(20))
         fleet.wait_for(20, 20)
         until(lambda: sqs.left() == 0, 10, "the last acknowledgement")
         assert sorted(start.index for start in fleet.starts()) == list(range(20))
         assert sqs.names() == {"celery", "celery-throttled"}
 
 
-def test_visibility_timeout(sqs: SQS, server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_visibility_timeout(new_fleet: NewFleet, sqs: SQS) -> None:
     """The queue's own counts: of 5 s a message is held for 2, then sent back; to SQS that is no duplicate of it."""
     for queue in ("jobs", "jobs.fifo"):
         sqs.make(queue, visibility=5)
-    with fleet_on(sqs, server, tmp_path, rate="1/3s") as fleet:
+    with fleet_on(new_fleet, sqs, rate="1/3s") as fleet:
         for index in range(4):
             fleet.send("wait", index, queue="jobs")
             fleet.send("retry", 4 + index, queue="jobs.fifo", MessageGroupId="a", MessageDeduplicationId=str(index))
@@ -127,10 +120,10 @@ def test_visibility_timeout(sqs: SQS, server: EmbeddedServer, store: redis.Redis
         assert sqs.names() == {"jobs", "jobs-throttled", "jobs.fifo"}
 
 
-def test_order_of_a_message_group(sqs: SQS, server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_order_of_a_message_group(new_fleet: NewFleet, sqs: SQS) -> None:
     """A worker that has one message at a time starts a group in order, also tasks without a limit."""
     sqs.make("jobs.fifo")
-    with fleet_on(sqs, server, tmp_path, rate="1/2s") as fleet:
+    with fleet_on(new_fleet, sqs, rate="1/2s") as fleet:
         for index in range(3):
             for name in ("retry", "plain"):
                 fleet.send(name, index, queue="jobs.fifo", MessageGroupId="a")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,25 +13,21 @@ from click.testing import CliRunner
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.cli import ratelimit
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.fleet_of import NewFleet, assert_never_over, errors, until
 from tests.integration.store.tls import tls, tls_server
 
 __all__ = ["tls", "tls_server"]
 
 
 @pytest.mark.parametrize("scheme", ["rediss", pytest.param("redis", marks=pytest.mark.slow)])
-def test_store_uses_tls_options_of_the_broker(
-    tls_server: tuple[int, Path], server: EmbeddedServer, store: redis.Redis, tmp_path: Path, scheme: str
-) -> None:
+def test_store_uses_tls_options_of_the_broker(new_fleet: NewFleet, tls_server: tuple[int, Path], scheme: str) -> None:
     port, certificate = tls_server
     tls = {"ssl_cert_reqs": "required", "ssl_ca_certs": str(certificate)}
     broker = f"{scheme}://127.0.0.1:{port}/0"
-    with Fleet(server, tmp_path, rate="20/s", broker=broker, broker_use_ssl=tls) as fleet:
-        for index in range(40):
-            fleet.send("retry", index)
+    with new_fleet(rate="20/s", broker=broker, broker_use_ssl=tls) as fleet:
+        fleet.send_each("retry", range(40))
         fleet.start(number=2)
-        assert sorted(start.index for start in fleet.wait_for(40, 20)) == list(range(40))
+        fleet.wait_for_each(range(40), 20)
         assert_never_over(fleet.permits(), 20)
         for index in (0, 1):
             assert not errors(fleet.log(index))
@@ -59,49 +53,35 @@ def test_check_names_a_wrong_ca_of_the_broker(tls_server: tuple[int, Path], tmp_
     assert "or ssl_ca_certs in broker_use_ssl" in line
 
 
-@contextmanager
-def a_fleet_by_tokens(server: EmbeddedServer, store: redis.Redis, directory: Path) -> Iterator[tuple[Fleet, Path]]:
-    """A fleet whose store takes the token that is in a file."""
-    token = directory / "token"
+def test_replaced_token_and_failing_credential_provider_lose_no_task(
+    new_fleet: NewFleet, store: redis.Redis, tmp_path: Path
+) -> None:
+    """The store takes the token that is in a file. A provider that fails counts as an outage: no task fails for it."""
+    token = tmp_path / "token"
     token.write_text("first")
     store.execute_command("ACL", "SETUSER", "iam", "reset", "on", ">first", "~*", "&*", "+@all")
     options = {"credential_provider": "tests.apps.tokens.Tokens"}
     try:
-        with Fleet(server, directory, rate="20/s", ratelimit_store_options=options) as fleet:
+        with new_fleet(rate="20/s", ratelimit_store_options=options) as fleet:
             fleet.env["TEST_TOKEN"] = str(token)
-            yield fleet, token
+            fleet.send_each("retry", range(100))
+            fleet.start(number=2)
+            fleet.wait_for(20, 20)
+            assert b"user=iam" in store.execute_command("CLIENT", "LIST").encode()
+            store.execute_command("ACL", "SETUSER", "iam", "resetpass", ">second")
+            token.write_text("second")
+            assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
+            fleet.wait_for_each(range(100), 20)
+            assert_never_over(fleet.permits(), 20)
+
+            fleet.send_each("wait", range(100, 160))
+            fleet.wait_for(110, 20)
+            token.unlink()
+            assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
+            until(lambda: "credential provider has raised" in fleet.log(), 20, "the outage")
+            token.write_text("second")
+            fleet.wait_for_each(range(160), 20)
+            assert_never_over([permit for permit in fleet.permits() if permit.index >= 100], 20)
+            assert not errors(fleet.log(0) + fleet.log(1))
     finally:
         store.execute_command("ACL", "DELUSER", "iam")
-
-
-def test_replaced_token_loses_no_task(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with a_fleet_by_tokens(server, store, tmp_path) as (fleet, token):
-        for index in range(100):
-            fleet.send("retry", index)
-        fleet.start(number=2)
-        fleet.wait_for(20, 20)
-        assert b"user=iam" in store.execute_command("CLIENT", "LIST").encode()
-        store.execute_command("ACL", "SETUSER", "iam", "resetpass", ">second")
-        token.write_text("second")
-        assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
-        assert sorted(start.index for start in fleet.wait_for(100, 20)) == list(range(100))
-        assert_never_over(fleet.permits(), 20)
-        assert not errors(fleet.log(0) + fleet.log(1))
-
-
-def test_failing_credential_provider_counts_as_an_outage(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    """No task fails for it."""
-    with a_fleet_by_tokens(server, store, tmp_path) as (fleet, token):
-        for index in range(60):
-            fleet.send("wait", index)
-        fleet.start()
-        fleet.wait_for(10, 20)
-        token.unlink()
-        assert store.execute_command("CLIENT", "KILL", "USER", "iam") > 0
-        until(lambda: "credential provider has raised" in fleet.log(), 20, "the outage")
-        token.write_text("first")
-        assert sorted(start.index for start in fleet.wait_for(60, 20)) == list(range(60))
-        assert_never_over(fleet.permits(), 20)
-        assert not errors(fleet.log())

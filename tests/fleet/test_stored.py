@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 import redis
 
 from benchmarks import records
 from benchmarks.measures import worst_second
-from celery_ratelimit import ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, assert_over, until
+from celery_ratelimit import Limiter
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 NAME = "tests.apps.fleet."
 
@@ -25,41 +23,36 @@ def parked(fleet: Fleet, task: str) -> int:
     ("task", "pool"),
     [
         ("retry", "prefork"),
+        ("retry", "gevent"),
         pytest.param("wait", "threads", marks=pytest.mark.slow),
     ],
 )
 def test_raised_rate_applies_to_waiting_tasks(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, task: str, pool: str
 ) -> None:
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="6/m") as fleet:
+    with new_fleet(rate="6/m", broker_transport_options={"max_connections": 100}) as fleet:
         fleet.start("-P", pool, number=2)
-        for index in range(200):
-            fleet.send(task, index)
+        fleet.send_each(task, range(200))
         fleet.wait_for(1, 20)
         until(lambda: task == "wait" or not store.exists("celery", "celery.throttled"), 20, "an empty queue")
         assert fleet.started() < 60, "the backlog was to wait"
         assert limiter.set_rate(NAME + task, "100/s", force=True)
         changed = time.time()
-        starts = fleet.wait_for(200, 15)  # at the old rate half an hour
-        assert sorted(start.index for start in starts) == list(range(200))
+        fleet.wait_for_each(range(200), 15)  # at the old rate half an hour
         assert_never_over(fleet.permits(), 100)
         assert_never_over([permit for permit in fleet.permits() if permit.at < changed], 6 / 60)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
         limiter.unset_rate(NAME + task, force=True)
 
 
-def test_lowered_rate_and_pause_apply_to_the_next_decision(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    limiter, tasks = Limiter.from_url(server.url), ("retry", "wait")
+def test_lowered_rate_and_pause_apply_to_the_next_decision(new_fleet: NewFleet, limiter: Limiter) -> None:
+    tasks = ("retry", "wait")
 
     def permits(task: int, after: float = 0, before: float = 1e12) -> list[records.Start]:
         return [each for each in fleet.permits() if each.index % 2 == task and after < each.at < before]
 
-    with Fleet(server, tmp_path, rate="25/s") as fleet:
-        for index in range(300):
-            fleet.send(tasks[index % 2], index)
+    with new_fleet(rate="25/s") as fleet:
+        fleet.send_in_turn(tasks, 300)
         fleet.start(number=2)
         fleet.wait_for(50, 20)
         asked = time.time()
@@ -76,82 +69,44 @@ def test_lowered_rate_and_pause_apply_to_the_next_decision(
         lowered = time.time()
         until(lambda: time.time() > lowered + 2, 5)
         slow = [permits(task, lowered + 0.1, asked + 2) for task in (0, 1)]
-        starts = fleet.wait_for(300, 20)  # the code's rate again
-        assert sorted(start.index for start in starts) == list(range(300))
+        fleet.wait_for_each(range(300), 20)  # the code's rate again
         for task in (0, 1):
             assert_never_over(slow[task], 10)
             assert_never_over(permits(task), 25)
 
 
-def test_waiting_tasks_start_when_a_pause_is_ended(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    limiter, tasks = Limiter.from_url(server.url), ("retry", "sliding_log")
-    with Fleet(server, tmp_path, rate="5/s") as fleet:
+def test_waiting_tasks_start_when_a_pause_is_ended(new_fleet: NewFleet, limiter: Limiter) -> None:
+    tasks = ("retry", "sliding_log")
+    with new_fleet(rate="5/s") as fleet:
         fleet.start(number=2)
         for task in tasks:
             limiter.pause(NAME + task, 600, force=True)
-        for index in range(40):
-            fleet.send(tasks[index % 2], index)
+        fleet.send_in_turn(tasks, 40)
         until(lambda: [parked(fleet, task) for task in tasks] == [20, 20], 20, "twenty parked tasks of each limit")
         assert fleet.started() == 0
         for task in tasks:
             assert limiter.resume(NAME + task, force=True)
-        starts = fleet.wait_for(40, 15)  # the pause was for ten minutes
-        assert sorted(start.index for start in starts) == list(range(40))
+        fleet.wait_for_each(range(40), 15)  # the pause was for ten minutes
         for number, most in enumerate((6, 5)):
             assert worst_second([permit for permit in fleet.permits() if permit.index % 2 == number]) <= most
 
 
-def test_endless_pause_gives_up_no_task(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_endless_pause_gives_up_no_task(new_fleet: NewFleet, limiter: Limiter) -> None:
     """Tasks that were in the worker already wait for longer than any pause can be, and none has a ``max_wait``."""
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="5/s") as fleet:
-        for index in range(20):
-            fleet.send("wait", index)
+    with new_fleet(rate="5/s") as fleet:
+        fleet.send_each("wait", range(20))
         fleet.start()
         fleet.wait_for(3, 20)
         limiter.pause(NAME + "wait", 1e9, force=True)  # as "celery ratelimit pause" does
         until(lambda: "its turn comes when the limit is resumed" in fleet.log(), 20, "a refusal")
         assert limiter.resume(NAME + "wait", force=True)
-        fleet.wait_for(20, 15)
-        assert sorted(start.index for start in fleet.starts()) == list(range(20))
+        fleet.wait_for_each(range(20), 15)
 
 
-@pytest.mark.slow
-def test_raised_rate_applies_to_tasks_that_wait_for_a_window(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="2/m") as fleet:
+def test_per_worker_limit_counts_for_each_worker(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with new_fleet() as fleet:
         fleet.start(number=2)
-        for index in range(12):
-            fleet.send("sliding_log", index)
-        until(lambda: fleet.started() == 2 and parked(fleet, "sliding_log") == 10, 20, "ten that are parked")
-        assert limiter.set_rate(NAME + "sliding_log", Limit("4/s", algorithm="sliding_log"), force=True)
-        changed = time.time()
-        fleet.wait_for(12, 15)
-        later = [permit for permit in fleet.permits() if permit.at > changed]
-        assert worst_second(later) <= 4
-
-
-def test_task_that_a_stored_limit_can_never_grant_fails(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start()
-        assert fleet.send("weighed", 0, 10).get(timeout=10) == 0
-        limiter.set_rate(NAME + "weighed", Limit("100/s", burst=5), force=True)
-        with pytest.raises(ImpossibleRequest, match="holds 5 at most"):
-            fleet.send("weighed", 1, 10).get(timeout=10)
-        assert fleet.send("weighed", 2, 5).get(timeout=10) == 2
-        limiter.unset_rate(NAME + "weighed", force=True)
-
-
-def test_per_worker_limit_counts_for_each_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path) as fleet:
-        fleet.start(number=2)
-        for index in range(60):
-            fleet.send("own", index)
+        fleet.send_each("own", range(60))
         fleet.wait_for(60, 20)
         permits = fleet.permits()
         # Ten a second and node.

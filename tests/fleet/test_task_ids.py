@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,29 +14,24 @@ from kombu import Consumer as KombuConsumer
 from celery_ratelimit._celery import stored_id
 from celery_ratelimit._celery.saved_message import COPY_HEADER, RETURN_HEADER
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 APP = "tests.apps.ids"
-QUICK = "--without-mingle"
 
 
-class Ids(Fleet):
-    def __init__(self, server: EmbeddedServer, directory: Path, **conf: Any) -> None:
-        super().__init__(server, directory, app=APP, **conf)
-
-    def call(self, task: str, *args: Any, **options: Any) -> Any:
-        return self.sender.send_task(f"{APP}.{task}", args=args, **options)
+def fleet_of_ids(new_fleet: NewFleet, broker_url: str, **conf: Any) -> Fleet:
+    return new_fleet(app=APP, prefix=f"{APP}.", broker=broker_url, **conf)
 
 
 @pytest.mark.slow
 def test_replacing_task_waits_for_a_lease_of_its_own(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
+    new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, broker_url: str
 ) -> None:
     """It has the id of the one that it replaces, which is still running when it comes."""
-    with Ids(server, tmp_path, broker=broker_url) as fleet:
-        fleet.start(QUICK, "-P", "prefork" if broker_url == server.url else "threads")
+    with fleet_of_ids(new_fleet, broker_url) as fleet:
+        fleet.start("-P", "prefork" if broker_url == server.url else "threads")
         for number in range(2):
-            fleet.call("replacing", 10 * number, 0.3)
+            fleet.send("replacing", 10 * number, 0.3)
         fleet.wait_for(8, 60)
         changes = sorted((start.at, -1 if start.index < 0 else 1) for start in fleet.starts())
         inside = 0
@@ -52,18 +46,14 @@ def test_replacing_task_waits_for_a_lease_of_its_own(
     [("redis", "numbered"), pytest.param("rabbitmq", "patient", marks=pytest.mark.slow)],
     indirect=["broker_url"],
 )
-def test_reused_task_id_loses_no_task(
-    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
-) -> None:
-    with Ids(server, tmp_path, rate="2/s", broker=broker_url) as fleet:
-        fleet.start(QUICK, number=2)
-        fleet.call(task, 0)
+def test_reused_task_id_loses_no_task(new_fleet: NewFleet, server: EmbeddedServer, broker_url: str, task: str) -> None:
+    with fleet_of_ids(new_fleet, broker_url, rate="2/s") as fleet:
+        fleet.start(number=2)
+        fleet.send(task, 0)
         fleet.wait_for(1, 20)
-        for index in range(1, 7):
-            fleet.call(task, index, task_id="used again")
+        fleet.send_each(task, range(1, 7), task_id="used again")
         if broker_url == server.url:  # elsewhere nothing tells them from one that is delivered twice
-            for _ in range(2):
-                fleet.call(task, 7, task_id="used again")
+            fleet.send_each(task, (7, 7), task_id="used again")
         expected = {**dict.fromkeys(range(7), 1), **({7: 2} if broker_url == server.url else {})}
         fleet.wait_for(sum(expected.values()), 30)
         assert Counter(start.index for start in fleet.starts()) == expected

@@ -15,8 +15,8 @@ from celery.exceptions import TaskRevokedError
 
 from benchmarks import records
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, assert_never_over, errors, until
+from celery_ratelimit.testing import embedded_server
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 from tests.rabbitmq import Broker
 
 #: Seconds by which a permit may be taken ahead.
@@ -25,14 +25,12 @@ SETTINGS = {
     "ratelimit_tasks": {"unaware": "50/s"},
     "ratelimit_upstream_errors": {"tests.apps.upstream.TooMany": "tests.apps.upstream.read_seconds"},
 }
+#: Acknowledged before and after they run.
+BOTH = ("early", "late")
 
 
-def upstream_fleet(server: EmbeddedServer, directory: Path, app: str = "tests.apps.upstream", **options: Any) -> Fleet:
-    return Fleet(server, directory, app=app, **{"rate": "50/s", **SETTINGS, **options})
-
-
-def send(fleet: Fleet, task: str, *args: Any, **options: Any) -> Any:
-    return fleet.sender.send_task(task, args, **options)
+def upstream_fleet(new_fleet: NewFleet, app: str = "tests.apps.upstream", **options: Any) -> Fleet:
+    return new_fleet(app=app, prefix="", rate="50/s", **SETTINGS, **options)
 
 
 def calls(fleet: Fleet) -> list[records.Start]:
@@ -48,29 +46,29 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
         assert "Traceback" not in fleet.log(index)
 
 
-POOLS = [
-    ("-c", "2"),
-    ("-P", "threads", "-c", "2"),
-    ("-P", "gevent", "-c", "4"),
-    pytest.param(("-P", "eventlet", "-c", "4"), marks=pytest.mark.slow),
-    pytest.param(("-P", "solo"), marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("task", ["early", "late"])
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    "pool",
+    [
+        ("-c", "2"),
+        ("-P", "threads", "-c", "2"),
+        ("-P", "gevent", "-c", "4"),
+        pytest.param(("-P", "eventlet", "-c", "4"), marks=pytest.mark.slow),
+        pytest.param(("-P", "solo"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_task_goes_back_as_it_came(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: tuple[str, ...], task: str
+    new_fleet: NewFleet, store: redis.Redis, tmp_path: Path, pool: tuple[str, ...]
 ) -> None:
-    options = {"broker_transport_options": {"max_connections": 100}} if "-P" in pool else {}
-    with upstream_fleet(server, tmp_path, **options) as fleet:
+    with upstream_fleet(new_fleet, broker_transport_options={"max_connections": 100}) as fleet:
         fleet.start(*pool, number=2)
         results = [
-            send(fleet, task, index, 2 * (index % 5 == 0), 0.3, priority=index % 2, expires=600) for index in range(30)
+            fleet.send(BOTH[index % 2], index, 2 * (index % 5 == 0), 0.3, priority=index % 3, expires=600)
+            for index in range(40)
         ]
-        assert [result.get(timeout=60) for result in results] == [[index, 0] for index in range(30)]
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(30), 1), "each is done once"
-        assert Counter(each.index for each in calls(fleet))[0] == 3
+        assert [result.get(timeout=60) for result in results] == [[index, 0] for index in range(40)]
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(40), 1), "each is done once"
+        called = Counter(each.index for each in calls(fleet))
+        assert (called[0], called[5]) == (3, 3)
         for result in results:
             told = [json.loads(line) for line in (tmp_path / f"{result.id}.told").read_text().splitlines()]
             assert all(each == told[0] for each in told), "law 5"
@@ -79,56 +77,38 @@ def test_a_task_goes_back_as_it_came(
         assert_never_over(fleet.permits(), 50)
 
 
-def test_a_task_whose_upstream_pauses_another_key_waits_for_the_pause(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
-) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
-        fleet.start()
-        assert send(fleet, "elsewhere", 0, 1, 2.0).get(timeout=30) == [0, 0]
-        first, second = sorted(each.at for each in calls(fleet))
-        assert second - first > 1.8
-        nothing_is_left(fleet, store)
-
-
-@pytest.mark.parametrize(("task", "done"), [("newest", 1), ("oldest", 0)])
-def test_a_refused_task_is_coalesced_with_an_equal_one_that_waits(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, done: int
-) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
+def test_a_refused_task_is_coalesced_with_an_equal_one_that_waits(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with upstream_fleet(new_fleet) as fleet:
         fleet.start(number=2)
-        first = send(fleet, task, 0, 1, 3.0)
-        until(lambda: [lot.parked for lot in fleet.parking_lots().lots()] == [1], 20, "parking of the refused task")
-        second = send(fleet, task, 1, 1, 3.0)
-        results = [first, second]
-        assert results[done].get(timeout=30)[1] == 0
-        with pytest.raises(TaskRevokedError):
-            results[1 - done].get(timeout=30)
-        assert [start.index for start in fleet.starts()] == [done]
+        for task, index, done in (("newest", 0, 1), ("oldest", 2, 0)):
+            results = fleet.send_each(task, [index], 1, 3.0)
+            until(lambda: [lot.parked for lot in fleet.parking_lots().lots()] == [1], 20, "parking of the refused task")
+            results += fleet.send_each(task, [index + 1], 1, 3.0)
+            assert results[done].get(timeout=30) == [index + done, 0]
+            with pytest.raises(TaskRevokedError):
+                results[1 - done].get(timeout=30)
+        assert [start.index for start in fleet.starts()] == [1, 2]
         nothing_is_left(fleet, store)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["early", "late", "waiting"])
 @pytest.mark.parametrize("seconds", [0.3, 1.5])
-def test_on_rabbitmq(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, task: str, seconds: float
-) -> None:
-    with upstream_fleet(server, tmp_path, broker=broker.url) as fleet:
+def test_on_rabbitmq(new_fleet: NewFleet, broker: Broker, tmp_path: Path, seconds: float) -> None:
+    tasks = (*BOTH, "waiting")
+    with upstream_fleet(new_fleet, broker=broker.url) as fleet:
         fleet.start(number=2)
-        results = [send(fleet, task, index, index % 5 == 0, seconds) for index in range(20)]
-        assert [result.get(timeout=60) for result in results] == [[index, 0] for index in range(20)]
-        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(20), 1)
+        results = [fleet.send(tasks[index % 3], index, index % 5 == 0, seconds) for index in range(45)]
+        assert [result.get(timeout=60) for result in results] == [[index, 0] for index in range(45)]
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(45), 1)
         assert not (tmp_path / "hooks").exists()
         until(lambda: broker.ready("celery", "celery.throttled") == 0, 10, "every message being acknowledged")
 
 
-def test_no_call_starts_while_the_limit_is_paused(
-    server: EmbeddedServer, store: redis.Redis, limiter: Limiter, tmp_path: Path
-) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
+def test_no_call_starts_while_the_limit_is_paused(new_fleet: NewFleet, limiter: Limiter) -> None:
+    with upstream_fleet(new_fleet) as fleet:
         fleet.start(number=2)
         for index in range(100):
-            send(fleet, "late", index, index == 20, 2.0)
+            fleet.send("late", index, index == 20, 2.0)
         fleet.wait_for(100, 30)
         (change,) = [each for each in limiter.history("upstream", force=True) if each.verb == "throttled"]
         assert (change.by, change.reason[:8]) == ("429 of task late", "of task ")
@@ -137,22 +117,20 @@ def test_no_call_starts_while_the_limit_is_paused(
         assert all(at <= AHEAD for at in paused), "by the store's clock"
         again = [permit.index for permit in permits if permit.at >= change.at + 2]
         before = again[: again.index(20)]
-        assert all(index < 20 for index in before), (
-            "it goes back to the head: before it are tasks that were sent before"
-        )
+        assert all(index < 20 for index in before), "it goes to the head: before it are tasks that were sent before"
         assert_never_over(permits, 50)
 
 
-def test_what_follows_a_task_follows_it_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
+def test_what_follows_a_task_follows_it_once(new_fleet: NewFleet, store: redis.Redis) -> None:
+    with upstream_fleet(new_fleet) as fleet:
         fleet.start(number=2)
-        early, late = [
-            lambda *args, name=name: fleet.sender.signature(name, args=args, immutable=True)
-            for name in ("early", "late")
-        ]
+
+        def call(name: str, index: int) -> Any:
+            return fleet.sender.signature(name, args=(index, 1, 0.2), immutable=True)
+
         added = fleet.sender.signature("added")
-        result = chord(group(early(index, 1, 0.2) for index in range(3)), added).apply_async()
-        follows = chain(late(10, 1, 0.2), early(11, 1, 0.2), late(12, 1, 0.2)).apply_async()
+        result = chord(group(call("early", index) for index in range(3)), added).apply_async()
+        follows = chain(call("late", 10), call("early", 11), call("late", 12)).apply_async()
         assert result.get(timeout=60) == 3
         assert follows.get(timeout=60) == [12, 0]
         assert sorted(start.index for start in fleet.starts()) == [0, 1, 2, 10, 11, 12]
@@ -160,76 +138,65 @@ def test_what_follows_a_task_follows_it_once(server: EmbeddedServer, store: redi
 
 
 @pytest.mark.parametrize("app", ["tests.apps.upstream", "tests.apps.upstream_no_gate"])
-def test_a_task_fails_with_the_upstreams_error_in_the_end(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, app: str
-) -> None:
-    with upstream_fleet(server, tmp_path, app) as fleet:
+def test_a_task_fails_with_the_upstreams_error_in_the_end(new_fleet: NewFleet, app: str) -> None:
+    with upstream_fleet(new_fleet, app) as fleet:
         fleet.start()
         with pytest.raises(Exception, match=r"0\.05") as raised:
-            send(fleet, "twice", 0, 9, 0.05).get(timeout=30)
+            fleet.send("twice", 0, 9, 0.05).get(timeout=30)
         assert type(raised.value).__name__ == "TooMany"
-        assert send(fleet, "twice", 1, 2, 0.05).get(timeout=30) == [1, 0]
+        assert fleet.send("twice", 1, 2, 0.05).get(timeout=30) == [1, 0]
         assert Counter(each.index for each in calls(fleet)) == {0: 3, 1: 3}
 
 
-@pytest.mark.parametrize("task", ["declared", "unaware"])
-def test_declared_errors(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
-        fleet.start()
-        answer = [0, 0] if task == "unaware" else 0
-        assert send(fleet, task, 0, 3, 0.1).get(timeout=30) == answer
-        assert len(calls(fleet)) == 4
-        nothing_is_left(fleet, store)
-
-
-@pytest.mark.parametrize(
-    ("task", "args", "answer"),
-    [
-        ("waiting", (2, 0.2), [0, 0]),
-        ("fair", (2, 0.2), [0, 0]),
-        ("several", (2, 0.2, "two"), [0, 0]),
-        ("dropped", (1, 0.2), None),
-        ("impatient", (1, 0.2), [0, 0]),
-        ("impatient", (1, 30), None),
-    ],
-)
-def test_by_the_options_of_the_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, args: tuple[Any, ...], answer: Any
+def test_a_refused_task_ends_by_its_options_and_declared_errors_count_as_refusals(
+    new_fleet: NewFleet, store: redis.Redis
 ) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
+    """Each has a limit of its own; None: the task is dropped."""
+    ends: list[tuple[str, tuple[Any, ...], Any]] = [
+        ("waiting", (2, 0.2), [0, 0]),
+        ("fair", (2, 0.2), [1, 0]),
+        ("several", (2, 0.2, "two"), [2, 0]),
+        ("dropped", (1, 0.2), None),
+        ("impatient", (1, 0.2), [4, 0]),
+        ("impatient", (1, 30), None),
+        ("declared", (3, 0.1), 6),
+        ("unaware", (3, 0.1), [7, 0]),
+        ("elsewhere", (1, 2.0), [8, 0]),
+    ]
+    with upstream_fleet(new_fleet) as fleet:
         fleet.start()
-        result = send(fleet, task, 0, *args)
-        if answer is None:
-            with pytest.raises(TaskRevokedError):
-                result.get(timeout=30)
-        else:
-            assert result.get(timeout=30) == answer
+        for index, (task, args, answer) in enumerate(ends):
+            result = fleet.send(task, index, *args)
+            if answer is None:
+                with pytest.raises(TaskRevokedError):
+                    result.get(timeout=30)
+            else:
+                assert result.get(timeout=30) == answer
+        called = Counter(each.index for each in calls(fleet))
+        assert (called[6], called[7]) == (4, 4)
+        first, second = sorted(each.at for each in calls(fleet) if each.index == 8)
+        assert second - first > 1.8, "the pause of the key that it has named"
         nothing_is_left(fleet, store)
         until(lambda: not store.zcount("ratelimit:v1:{seats}::leases", "(0", "+inf"), 10, "the end of its leases")
 
 
-@pytest.mark.parametrize("task", ["early", "late"])
-def test_a_task_is_not_lost_while_the_store_is(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
-) -> None:
-    with embedded_server() as limits, upstream_fleet(server, tmp_path, ratelimit_url=limits.url) as fleet:
+def test_refused_tasks_are_not_lost_while_the_store_is(new_fleet: NewFleet) -> None:
+    with embedded_server() as limits, upstream_fleet(new_fleet, ratelimit_url=limits.url) as fleet:
         fleet.start()
-        assert send(fleet, task, 0, 0, 0.1).get(timeout=30) == [0, 0]
-        result = send(fleet, f"slow_{task}", 1, 1, 0.1)
-        until(lambda: len(calls(fleet)) == 2, 10, "its call")
+        assert [fleet.send(task, 0, 0, 0.1).get(timeout=30) for task in BOTH] == [[0, 0]] * 2
+        results = [fleet.send(f"slow_{task}", 1 + index, 1, 0.1) for index, task in enumerate(BOTH)]
+        until(lambda: len(calls(fleet)) == 4, 10, "their calls")
         limits.kill()
-        until(lambda: "sent back" in fleet.log(), 20, "its return")
+        until(lambda: fleet.log().count("sent back") >= 2, 20, "their return")
         limits.start()
-        assert result.get(timeout=60) == [1, 0]
+        assert [result.get(timeout=60) for result in results] == [[1, 0], [2, 0]]
 
 
-def test_a_killed_worker_loses_no_task_whose_call_was_refused(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_a_killed_worker_loses_no_task_whose_call_was_refused(new_fleet: NewFleet, broker: Broker) -> None:
     """On RabbitMQ: kombu's Redis transport loses what it has popped, and not yet noted, when it is killed."""
-    with upstream_fleet(server, tmp_path, broker=broker.url) as fleet:
+    with upstream_fleet(new_fleet, broker=broker.url) as fleet:
         fleet.start(number=2)
-        results = [send(fleet, "late", index, index % 3 == 0, 0.1) for index in range(90)]
+        results = [fleet.send("late", index, index % 3 == 0, 0.1) for index in range(90)]
         for index in (0, 2):
             fleet.wait_for(20 + 20 * index, 30)
             fleet.kill(index)
@@ -237,13 +204,13 @@ def test_a_killed_worker_loses_no_task_whose_call_was_refused(
         assert [result.get(timeout=120) for result in results] == [[index, 0] for index in range(90)]
 
 
-@pytest.mark.parametrize("task", ["early", "late"])
-def test_a_task_that_waits_in_a_worker_outlives_it_if_it_is_stopped(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+@pytest.mark.parametrize("task", BOTH)
+def test_a_refused_task_that_waits_in_a_worker_outlives_its_stop(
+    new_fleet: NewFleet, store: redis.Redis, task: str
 ) -> None:
-    with upstream_fleet(server, tmp_path) as fleet:
+    with upstream_fleet(new_fleet) as fleet:
         fleet.start()
-        result = send(fleet, task, 0, 1, 0.9)
+        result = fleet.send(task, 0, 1, 0.9)
         until(lambda: "waits in this worker" in fleet.log(), 20, "its wait")
         fleet.workers[0].send_signal(signal.SIGTERM)
         until(lambda: fleet.workers[0].poll() is not None, 20, "the worker's end")

@@ -10,8 +10,7 @@ import redis
 
 from benchmarks import records
 from celery_ratelimit import Limiter
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, assert_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 TASKS = 60
 #: Of each version, a second.
@@ -23,10 +22,10 @@ MOST_SENT_BACK = 2 * TASKS
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["retry", "wait"])
 def test_two_key_versions_share_queues_and_lose_no_task(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+    new_fleet: NewFleet, limiter: Limiter, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     v0 = tmp_path / "v0"
-    with Fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
+    with new_fleet(rate=f"{RATE}/s") as fleet:
         fleet.launch()
         fleet.app = "tests.apps.other_version"
         fleet.start()
@@ -64,7 +63,7 @@ def test_two_key_versions_share_queues_and_lose_no_task(
             for one, other in (("v1", "v0"), ("v0", "v1")):
                 crossed = sent_back[one] & {start.index for start in of[other]}
                 assert crossed, f"some that {one} sent back were started by {other}"
-            stored_for_one(Limiter.from_url(server.url), fleet, v0)
+            stored_for_one(limiter, fleet, v0)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 
@@ -72,8 +71,7 @@ def stored_for_one(limiter: Limiter, fleet: Fleet, v0: Path) -> None:
     """What is stored for one version says nothing to the other."""
     asked = time.time()
     limiter.pause("tests.apps.fleet.retry", 1.5, force=True)
-    for index in range(TASKS, TASKS + 40):
-        fleet.send("retry", index)
+    fleet.send_each("retry", range(TASKS, TASKS + 40))
     until(lambda: started(fleet.directory) + started(v0) >= TASKS + 40, 15, "the start of every task")
     one, other = [
         [each.at for each in records.read(path / "permits") if each.at > asked] for path in (fleet.directory, v0)

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import redis
 
 from benchmarks import processes
-from celery_ratelimit.testing import EmbeddedServer, free_port
-from tests.fleet_of import Fleet, assert_never_over, assert_over, until
+from celery_ratelimit.testing import free_port
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, assert_over, until
 
 RATE, WAVES, EACH = 50, 8, 13
 ALL = WAVES * EACH
@@ -41,16 +40,13 @@ def web_process(fleet: Fleet) -> Iterator[str]:
         processes.stop([web])
 
 
-def client_of(url: str, **query: float) -> httpx.AsyncClient:
-    """One whose own pool holds nothing up."""
-    return httpx.AsyncClient(base_url=url, timeout=90, limits=httpx.Limits(max_connections=None), params=query)
-
-
-def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+def test_web_process_and_fleet_share_a_quota(new_fleet: NewFleet, tmp_path: Path) -> None:
     """Tasks and requests come together, in waves, half again as many as the quota lets through."""
 
     async def requested(fleet: Fleet, url: str) -> list[int]:
-        async with client_of(url) as client:
+        # Its own pool holds nothing up.
+        unbounded = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=90, limits=unbounded) as client:
             requests = []
             for wave in range(WAVES):
                 for index in range(wave * EACH, (wave + 1) * EACH):
@@ -59,7 +55,7 @@ def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redi
                 await asyncio.sleep(2 * EACH / RATE / 1.5)
             return [answer.status_code for answer in await asyncio.gather(*requests)]
 
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", install=True, **CONF) as fleet, web_process(fleet) as url:
+    with new_fleet(rate=f"{RATE}/s", install=True, **CONF) as fleet, web_process(fleet) as url:
         fleet.start(number=2)
         assert asyncio.run(requested(fleet, url)) == [200] * ALL
         fleet.wait_for(ALL, 60)
@@ -71,18 +67,3 @@ def test_web_process_and_fleet_share_a_quota(server: EmbeddedServer, store: redi
         assert ALL / 10 <= of_tasks <= ALL * 9 / 10, "both get on"
         assert_over(permits, RATE / 2)
         assert "Traceback" not in fleet.log(0) + fleet.log(1) + (tmp_path / "web.log").read_text()
-
-
-def test_refused_requests_have_a_retry_after_header(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/m") as fleet, web_process(fleet) as url:
-
-        async def requested() -> list[int]:
-            async with client_of(url, max_wait=0.5) as client:
-                answers = await asyncio.gather(*[client.get(f"/charge/{index}") for index in range(20)])
-                return [answer.status_code for answer in answers]
-
-        assert sorted(asyncio.run(requested())) == [200] + 19 * [429]
-        assert store.zcard("ratelimit:v1:{shared}::slots") == 0
-        answer = httpx.get(f"{url}/charge/99", params={"max_wait": 1})
-        assert (answer.status_code, answer.json()) == (429, {"limit": "shared"})
-        assert 1 <= int(answer.headers["Retry-After"]) <= 60

@@ -1,72 +1,16 @@
-"""The laws in workers without an event loop: their timers have a thread, and another one reads from the broker."""
+"""Timers and the gate of workers without an event loop, whose timers have a thread (workers: ``test_laws.py``)."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from celery.utils.timer2 import Entry, Timer
 
 from celery_ratelimit._celery import Worker
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, assert_over, until
-from tests.rabbitmq import Broker
-
-RATE, TASKS = 50, 100
-POOLS = {"threads": ("-P", "threads", "-c", "8"), "solo": ("-P", "solo"), "prefork": ("-c", "4")}
-
-
-def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[], None] = lambda: None) -> None:
-    """``then`` runs before the workers are killed, which may not have acknowledged the last tasks yet."""
-    with fleet:
-        for index in range(TASKS):
-            fleet.send(throttles[index % len(throttles)], index)
-        fleet.start(*POOLS[pool])
-        fleet.wait_for(TASKS, 30)
-        starts = fleet.starts()
-        assert sorted(start.index for start in starts) == list(range(TASKS))
-        if len(throttles) == 1:  # else each of the two tasks has a limit of its own
-            assert_never_over(fleet.permits(), RATE)
-            assert_over(fleet.permits(), RATE / 2)
-        then()
-        assert "Traceback" not in fleet.log()
-
-
-@pytest.mark.parametrize("pool", ["solo", pytest.param("threads", marks=pytest.mark.slow)])
-def test_backlog_on_redis_leaves_at_the_rate(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
-) -> None:
-    a_backlog_leaves(Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.loopless"), pool, "retry")
-    assert not store.exists("celery", "celery.throttled")
-    assert not store.keys("ratelimit:*:payloads@*")
-
-
-@pytest.mark.parametrize(
-    ("pool", "throttles"),
-    [
-        ("threads", ("retry",)),
-        pytest.param("solo", ("retry", "wait"), marks=pytest.mark.slow),
-        pytest.param("prefork", ("wait",), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_on_rabbitmq(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, throttles: tuple[str, ...]
-) -> None:
-    """Whoever publishes reads from the connection: never a timer from the one that another thread reads from."""
-    options = {"rate": f"{RATE}/s", "app": "tests.apps.loopless", "ratelimit_url": server.url}
-
-    def queues_are_empty() -> None:
-        until(lambda: broker.ready("celery", "celery.throttled") == 0, 10, "empty queues")
-
-    a_backlog_leaves(Fleet(server, tmp_path, broker=broker.url, **options), pool, *throttles, then=queues_are_empty)
-    assert not store.keys("ratelimit:*:payloads@*")
 
 
 def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:

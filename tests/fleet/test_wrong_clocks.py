@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import redis
 
 from benchmarks import records
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
 SKEWED = Path(__file__).parents[1] / "apps" / "skewed"
@@ -24,16 +22,13 @@ def start_skewed(fleet: Fleet, *skews: int) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_clocks_expire_no_task_early(
-    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
-) -> None:
+def test_wrong_clocks_expire_no_task_early(new_fleet: NewFleet, broker: Broker) -> None:
     queues = {"jobs": {"queue_arguments": {"x-message-ttl": 300_000}}}
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", broker=broker.url, task_queues=queues) as fleet:
+    with new_fleet(rate=f"{RATE}/s", broker=broker.url, task_queues=queues) as fleet:
         fleet.start()
         start_skewed(fleet, -3600, 3600)
-        for index in range(TASKS):
-            fleet.send("retry", index, queue="jobs")
-        assert sorted(start.index for start in fleet.wait_for(TASKS, 20)) == list(range(TASKS))
+        fleet.send_each("retry", range(TASKS), queue="jobs")
+        fleet.wait_for_each(range(TASKS), 20)
 
 
 # Less than the visibility timeout apart: on Redis kombu notes deliveries by the worker's clock, and repeats old ones.
@@ -41,13 +36,12 @@ def test_wrong_clocks_expire_no_task_early(
     "skews", [(-3000, 300), pytest.param((-2, 10), marks=pytest.mark.slow)], ids=["far off", "slightly off"]
 )
 def test_workers_with_wrong_clocks_run_each_task_once_and_hold_the_rate(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, skews: tuple[int, int]
+    new_fleet: NewFleet, tmp_path: Path, skews: tuple[int, int]
 ) -> None:
-    with Fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
+    with new_fleet(rate=f"{RATE}/s") as fleet:
         fleet.start()
         start_skewed(fleet, *skews)
-        for index in range(TASKS):
-            fleet.send("retry", index)
+        fleet.send_each("retry", range(TASKS))
         until(lambda: fleet.started() >= TASKS, 20, "the start of every task")
         permits = records.read(tmp_path / "permits")
     assert sorted(permit.index for permit in permits) == list(range(TASKS)), "each once"
