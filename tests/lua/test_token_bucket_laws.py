@@ -15,9 +15,9 @@ from tests.conftest import START, Clock
 from tests.examples import examples
 
 from .frozen import answer, demand, us
-from .random_traces import Step, steps
+from .mixed_world import Act, MixedWorld, Play
+from .random_traces import bucket_acts
 from .windows import Start, check_every_window
-from .world import World
 
 YES, NO = True, False
 
@@ -153,26 +153,14 @@ def test_bucket_requested_twice_pays_the_larger_cost(frozen: Limiter) -> None:
         frozen.reset(cheap.limit)
 
 
-@given(trace=steps(back=True))
+@given(trace=bucket_acts(back=True))
 @examples(200)
-def test_law_1_holds_when_the_clock_steps_back(world: World, trace: list[Step]) -> None:
-    world.begin()
-    true_time = clock = START
-    starts: dict[str, tuple[LimitRequest, list[Start]]] = {}
-    wait = 0
-    for step in trace:
-        pause = wait if step.after is None else step.after
-        true_time, clock = true_time + max(0, pause), clock + pause
-        world.set(clock)
-        if step.verb == "forget":
-            world.forget(step.demands, step.id)
-            continue
-        lua, _ = world.acquire(step.demands, step.id, step.horizon, step.claim, step.process)
-        wait = lua.wait
-        for each in step.demands if lua.allowed else ():
-            starts.setdefault(each.name, (each, []))[1].append(Start(true_time + wait, each.cost))
-    for limit, granted in starts.values():
-        check_every_window(granted, limit)
+def test_law_1_holds_when_the_clock_steps_back(world: MixedWorld, trace: list[Act]) -> None:
+    play = Play(world)
+    for act in trace:
+        play.do(act)
+    for limit in {each.name: each for act in trace for each in act.demands}.values():
+        check_every_window(play.taken(limit.name), limit)
 
 
 @pytest.mark.parametrize(
