@@ -78,7 +78,7 @@ def test_full_store_still_grants_leases_and_allows_operator_actions(limiter: Lim
     assert limiter.check_store() == []
 
 
-def test_full_store_still_serves_async_and_pipelined_calls(limiter: Limiter, own: EmbeddedServer) -> None:
+def test_full_store_still_serves_async_limiters(limiter: Limiter, own: EmbeddedServer) -> None:
     fill(limiter)
 
     async def acquire() -> list[bool]:
@@ -86,6 +86,10 @@ def test_full_store_still_serves_async_and_pipelined_calls(limiter: Limiter, own
             return [(await other.acquire(Limit("1/h", name="hourly"))).allowed for _ in range(2)]
 
     assert asyncio.run(acquire()) == [True, False]
+
+
+def test_full_store_still_runs_pipelined_scripts(limiter: Limiter) -> None:
+    fill(limiter)
     asker = limiter._asker
     probes = [RunScript(asker.core.scripts.check_permissions, call_of([f"ratelimit:v1:{name}"])) for name in "ab"]
     assert asker.drive(run_all(probes)) == [1, 1]
