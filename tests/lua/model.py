@@ -588,10 +588,6 @@ class Model:
             view.bucket = kept
             view.note_gap(begin, score)
 
-    def reset(self, demands: Sequence[LimitRequest]) -> None:
-        for demand in demands:
-            self.buckets.pop(self._name(demand), None)
-
     @staticmethod
     def _name(demand: LimitRequest) -> tuple[str, str]:
         return demand.name, demand.key

@@ -1,8 +1,7 @@
-"""Random traces for Hypothesis: calls over one to three limits, some clocks stepping back."""
+"""Random traces of token buckets: from slow to fast rates, deep buckets, and the largest numbers that are exact."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from hypothesis import assume
@@ -12,6 +11,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 
 from .counted import STEP
 from .frozen import demand
+from .mixed_world import Act
 
 #: From one a day to 100,000 a second; most intervals are not whole microseconds.
 RATES = (
@@ -20,21 +20,8 @@ RATES = (
 )
 
 
-@dataclass(frozen=True)
-class Step:
-    """One call. ``after``: microseconds since the last; ``None``: as long as the last answer said to wait."""
-
-    after: int | None
-    demands: tuple[LimitRequest, ...]
-    id: str
-    horizon: int
-    claim: int
-    process: int
-    verb: str
-
-
 @st.composite
-def steps(draw: st.DrawFn, back: bool) -> list[Step]:
+def bucket_acts(draw: st.DrawFn, back: bool) -> list[Act]:
     """A trace over one to three limits."""
     limits = [
         demand(draw(st.sampled_from(RATES)), burst=draw(st.integers(1, 5) | st.sampled_from([60, 1000])), name=name)
@@ -48,9 +35,10 @@ def steps(draw: st.DrawFn, back: bool) -> list[Step]:
         pause |= st.integers(-3_000_000, 0)
 
     @st.composite
-    def step(draw: st.DrawFn) -> Step:
+    def act(draw: st.DrawFn) -> Act:
         asked = draw(st.lists(st.sampled_from(limits), min_size=1, unique=True))
-        return Step(
+        return Act(
+            verb=draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget"])),
             after=draw(pause),
             demands=tuple(
                 LimitRequest(each.limit, each.name, "", draw(st.integers(1, min(each.limit.burst, 3)) | st.just(1)))
@@ -59,11 +47,11 @@ def steps(draw: st.DrawFn, back: bool) -> list[Step]:
             id=draw(st.sampled_from(["", "a", "b", "c", "d", "e"])),
             horizon=draw(st.just(0) | some | st.just(-(10**12))),
             claim=draw(st.just(10**15) | some),
-            process=draw(st.integers(0, 2)),
-            verb=draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget"])),
+            which=0,
+            share=4,
         )
 
-    return draw(st.lists(step(), min_size=1, max_size=25))
+    return draw(st.lists(act(), min_size=1, max_size=25))
 
 
 @st.composite

@@ -65,15 +65,11 @@ def test_full_store_still_enforces_rates(limiter: Limiter, *, is_known: bool) ->
     assert [limiter.acquire(hourly).allowed for _ in range(3)] == [True, False, False]
 
 
-def test_full_store_still_grants_and_releases_leases(limiter: Limiter) -> None:
+def test_full_store_still_grants_leases_and_allows_operator_actions(limiter: Limiter) -> None:
     fill(limiter)
     for _ in range(3):
         with limiter.permit(PLACES), limiter.permit(PLACES):
             assert not limiter.acquire(PLACES).allowed
-
-
-def test_full_store_still_allows_operator_actions(limiter: Limiter) -> None:
-    fill(limiter)
     limiter.set_rate("api", "1/h", force=True)
     assert limiter.config("api", force=True).stored is not None
     limiter.pause("api", 60, force=True)
@@ -99,7 +95,7 @@ def test_full_store_still_runs_pipelined_scripts(limiter: Limiter) -> None:
     assert asker.drive(run_all(probes)) == [1, 1]
 
 
-def test_full_store_still_returns_parked_tasks(limiter: Limiter) -> None:
+def test_full_store_still_returns_parked_tasks_and_accepts_heartbeats(limiter: Limiter) -> None:
     backlog = Backlog(limiter, "one", 10.0)
     for number in range(3):
         park_one(backlog, DEMAND, f"task{number}", "{}")
@@ -112,6 +108,9 @@ def test_full_store_still_returns_parked_tasks(limiter: Limiter) -> None:
     backlog.published({("api", ""): result.leaving})
     assert not limiter.client.keys("*:payloads@*")
     assert not backlog.copies.arrive(("api", ""), {each.id: each.copy for each in result.leaving})
+    assert backlog.register.attend("w@h", ["celery"], [], 60.0) == frozenset()
+    assert backlog.register.workers == 1
+    assert "api" in backlog.register.seen(["api"]).limits
 
 
 def test_full_store_accepts_a_repeated_park(limiter: Limiter) -> None:
@@ -122,11 +121,3 @@ def test_full_store_accepts_a_repeated_park(limiter: Limiter) -> None:
     assert park_one(backlog, DEMAND, "task1", "{}", token="b", attempt=1) == 1
     assert park_one(backlog, DEMAND, "task0", "{}", token="a", attempt=1) == 2
     assert [each.id for each in backlog.take_due([DEMAND])[0].leaving] == ["task0", "task1"]
-
-
-def test_full_store_accepts_heartbeats(limiter: Limiter) -> None:
-    backlog = Backlog(limiter, "one", 10.0)
-    fill(limiter)
-    assert backlog.register.attend("w@h", ["celery"], [], 60.0) == frozenset()
-    assert backlog.register.workers == 1
-    assert "api" in backlog.register.seen(["api"]).limits

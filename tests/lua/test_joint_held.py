@@ -137,6 +137,7 @@ class Line:
                 assert all(sum(at - HELD < other <= at for other in starts) <= demand.limit.limit for at in starts)
 
 
+WAYS = pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
 MIXTURES = [
     [RATE],
     [RATE, PLACES],
@@ -150,7 +151,7 @@ MIXTURES = [
 
 
 @pytest.mark.parametrize("late", [0, 15_000])
-@pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
+@WAYS
 @pytest.mark.parametrize("limits", MIXTURES, ids=names)
 def test_long_tasks_use_the_whole_rate(
     frozen: Limiter, clock: Clock, limits: list[Limit | Concurrency], parks: bool, late: int
@@ -161,7 +162,7 @@ def test_long_tasks_use_the_whole_rate(
     assert tasks.longest() <= us(0.2), "a task keeps the turn that it has in one limit"
 
 
-@pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
+@WAYS
 @pytest.mark.parametrize("algorithm", ["sliding_log", "sliding_window", "fixed_window"])
 def test_concurrency_beside_a_faster_rate_is_used(frozen: Limiter, clock: Clock, algorithm: str, parks: bool) -> None:
     tasks = Tasks(frozen, [RATE, Limit("40/s", algorithm=algorithm, name="tight"), PLACES], 60, parks)
@@ -170,7 +171,7 @@ def test_concurrency_beside_a_faster_rate_is_used(frozen: Limiter, clock: Clock,
 
 
 @pytest.mark.parametrize("late", [0, 15_000])
-@pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
+@WAYS
 @pytest.mark.parametrize("common", [PLACES, LARGE], ids=lambda limit: limit.name)
 def test_tasks_waiting_for_a_slower_rate_delay_no_others(
     frozen: Limiter, clock: Clock, common: Limit | Concurrency, parks: bool, late: int
@@ -182,10 +183,8 @@ def test_tasks_waiting_for_a_slower_rate_delay_no_others(
     assert fast.rate() >= 0.97 * 50
 
 
-@pytest.mark.parametrize("parks", [False, True], ids=["wait", "retry"])
-@pytest.mark.parametrize(
-    "others", [[LOG], [PLACES], [LOG, PLACES]], ids=lambda limits: "+".join(limit.name for limit in limits)
-)
+@WAYS
+@pytest.mark.parametrize("others", [[LOG], [PLACES], [LOG, PLACES]], ids=names)
 def test_very_late_tasks_delay_few_others(
     frozen: Limiter, clock: Clock, others: list[Limit | Concurrency], parks: bool
 ) -> None:

@@ -23,7 +23,8 @@ def test_keys_with_own_settings_are_listed_until_they_end(frozen: Limiter, store
     frozen.set_rate(limit, "7/s")
     assert not store.exists(INDEX), "of the whole limit"
     frozen.pause(limit, 60, key="7")
-    frozen.set_rate(limit, "9/s", key="8", for_=10)
+    frozen.set_rate(limit, "9/s", key="8")
+    frozen.expire_rate(limit, 10, key="8")
     frozen.set_rate(limit, "9/s", key="9")
     until = clock.us + 60_000_000
     assert index(store) == {"p7": until, "r8": until - 50_000_000, "r9": ENDLESS}
@@ -36,10 +37,3 @@ def test_keys_with_own_settings_are_listed_until_they_end(frozen: Limiter, store
     assert expiries(store)[INDEX] == clock.us + 5_000_000
     frozen.resume(limit, key="9")
     assert not store.exists(INDEX)
-
-
-def test_later_end_keeps_the_key_listed(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
-    limit = Limit("5/s", name="api", key="{tenant}")
-    frozen.set_rate(limit, "9/s", key="8")
-    frozen.expire_rate(limit, 30, key="8")
-    assert index(store) == {"r8": clock.us + 30_000_000}

@@ -24,26 +24,33 @@ LEASES = "ratelimit:v1:{places}::leases"
 WORKER_A, WORKER_B = "sa11.1", "sbe1.7"  # lines of two workers
 
 
-def ask(
-    limiter: Limiter,
-    *ids: str,
-    channel: str = "",
-    most: int = 1,
-    ended: Sequence[str] = (),
-    all: bool = False,
-    demands: Sequence[LimitRequest] = (PLACE,),
-    claim: float = 60.0,
-) -> list[bool]:
-    asking = LeaseRequests(ids, 100_000, us(claim), channel, most, all)
-    ended_leases = [LeasesToRelease(id, (PLACE,), START) for id in ended]
-    return [each.allowed for each in release_and_acquire(limiter._asker, demands, asking, ended_leases)]
+class Workers:
+    """Workers that ask for leases, release them, and receive notifications."""
 
+    def __init__(self, limiter: Limiter, clock: Clock, store: redis.Redis, client: redis.Redis) -> None:
+        self.limiter, self.clock, self.store = limiter, clock, store
+        self._pubsub = client.pubsub()
+        self.caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
 
-class NotificationListener:
-    """Receives the notifications of workers."""
+    def ask(
+        self,
+        *ids: str,
+        channel: str = WORKER_A,
+        most: int = 1,
+        ended: Sequence[str] = (),
+        all: bool = False,
+        demands: Sequence[LimitRequest] = (PLACE,),
+    ) -> list[bool]:
+        asking = LeaseRequests(ids, 100_000, us(60.0), channel, most, all)
+        ended_leases = [LeasesToRelease(id, (PLACE,), START) for id in ended]
+        return [each.allowed for each in release_and_acquire(self.limiter._asker, demands, asking, ended_leases)]
 
-    def __init__(self, store: redis.Redis) -> None:
-        self._pubsub = store.pubsub()
+    def poll(self) -> bool:
+        """Whether a caller that polls has its lease."""
+        return self.limiter._asker.drive(self.limiter._asker.core.ask_for_turn(self.caller)).allowed
+
+    def holders(self) -> int:
+        return int(self.store.zcount(LEASES, f"({self.clock.us}", "+inf"))
 
     def subscribe(self, *workers: str) -> None:
         for worker in workers:
@@ -54,9 +61,9 @@ class NotificationListener:
         self._pubsub.unsubscribe(f"ratelimit:v1:bell:{worker}")
         assert self._next()["type"] == "unsubscribe"
 
-    def received(self, store: redis.Redis) -> list[str]:
+    def notified(self) -> list[str]:
         """The lines that were notified since the last call."""
-        store.publish("ratelimit:v1:bell:end", "")
+        self.store.publish("ratelimit:v1:bell:end", "")
         lines: list[str] = []
         while (said := self._next())["channel"] != "ratelimit:v1:bell:end":
             lines.append(f"{said['channel'].rpartition(':')[2]}.{said['data']}")
@@ -67,242 +74,205 @@ class NotificationListener:
         assert said is not None
         return said
 
-    def close(self) -> None:
-        self._pubsub.close()
+
+@pytest.fixture
+def workers(server: EmbeddedServer, frozen: Limiter, clock: Clock, store: redis.Redis) -> Iterator[Workers]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        workers = Workers(frozen, clock, store, client)
+        with contextlib.closing(workers._pubsub):
+            workers.subscribe("sa11", "sbe1", "end")
+            yield workers
 
 
 @pytest.fixture
-def notifications(server: EmbeddedServer) -> Iterator[NotificationListener]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        notifications = NotificationListener(client)
-        with contextlib.closing(notifications):
-            notifications.subscribe("sa11", "sbe1", "end")
-            yield notifications
+def full(workers: Workers) -> Workers:
+    """Worker A holds both permits: "a" and "b"."""
+    assert workers.ask("a", "b", most=2) == [True, True]
+    return workers
 
 
-def holders(store: redis.Redis, clock: Clock) -> int:
-    return int(store.zcount(LEASES, f"({clock.us}", "+inf"))
+def test_lease_passes_to_the_next_request_in_one_step(workers: Workers) -> None:
+    assert workers.ask("a", "b", "c", most=3) == [True, True, False]
+    workers.clock.advance(0.3)
+    assert workers.ask("c", "d", most=2, ended=["a"]) == [True, False]
+    assert (workers.store.zscore(LEASES, "a"), workers.holders()) == (None, 2)
+    assert workers.ask("d", "e", most=2, ended=["b", "c"]) == [True, True]
 
 
-def test_lease_passes_to_the_next_request_in_one_step(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
-    assert ask(frozen, "a", "b", "c", most=3, channel=WORKER_A) == [True, True, False]
-    clock.advance(0.3)
-    assert ask(frozen, "c", "d", most=2, channel=WORKER_A, ended=["a"]) == [True, False]
-    assert (store.zscore(LEASES, "a"), holders(store, clock)) == (None, 2)
-    assert ask(frozen, "d", "e", most=2, channel=WORKER_A, ended=["b", "c"]) == [True, True]
+def test_only_as_many_leases_as_free_processes_are_granted(workers: Workers) -> None:
+    assert workers.ask("a", "b", most=1) == [True, False]
+    assert workers.holders() == 1
+    assert workers.store.zscore(LEASES, f"\1{WORKER_A} b") is None, "it is not notified: no process is free for it"
 
 
-def test_only_as_many_leases_as_free_processes_are_granted(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
-    assert ask(frozen, "a", "b", most=1, channel=WORKER_A) == [True, False]
-    assert holders(store, clock) == 1
-    assert store.zscore(LEASES, f"\1{WORKER_A} b") is None, (
-        "no process is free for the next request, so it is not notified"
-    )
+def test_earlier_waiter_of_another_worker_is_notified(full: Workers) -> None:
+    assert full.ask("y", channel=WORKER_B) == [False]
+    full.clock.advance(0.5)
+    assert full.ask("x") == [False]
+    assert full.notified() == []
+    assert full.ask("x", ended=["a"]) == [False], "its turn is half a second later"
+    assert full.notified() == [WORKER_B]
+    assert full.ask("x") == [True], "it was notified for once, and has not come"
+    assert full.ask("y", channel=WORKER_B) == [False]
+    assert full.ask("z", ended=["b"]) == [False], "a newcomer is behind waiting requests"
+    assert full.notified() == [WORKER_B]
+    assert full.ask("y", channel=WORKER_B) == [True]
+    assert full.holders() == 2
 
 
-def test_earlier_waiter_of_another_worker_is_notified(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    clock.advance(0.5)
-    assert ask(frozen, "x", channel=WORKER_A) == [False]
-    assert notifications.received(store) == []
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False], "its turn is half a second later"
-    assert notifications.received(store) == [WORKER_B]
-    assert ask(frozen, "x", channel=WORKER_A) == [True], "it was notified for once, and has not come"
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    assert ask(frozen, "z", channel=WORKER_A, ended=["b"]) == [False], "a newcomer is behind waiting requests"
-    assert notifications.received(store) == [WORKER_B]
-    assert ask(frozen, "y", channel=WORKER_B) == [True]
-    assert holders(store, clock) == 2
+def test_lease_stays_with_a_worker_whose_turn_is_barely_later(full: Workers) -> None:
+    assert full.ask("y", channel=WORKER_B) == [False]
+    assert full.ask("x") == [False]
+    assert full.ask("x", ended=["a"]) == [True]
+    assert full.notified() == []
 
 
-def test_lease_stays_with_a_worker_whose_turn_is_barely_later(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    assert ask(frozen, "x", channel=WORKER_A) == [False]
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [True]
-    assert notifications.received(store) == []
-
-
-def test_waiters_are_kept_until_their_turn(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_waiters_are_kept_until_their_turn(workers: Workers) -> None:
     short = LimitRequest(Concurrency(1, name="places", lease=1.0), "places")
-    assert ask(frozen, "a", channel=WORKER_A, demands=[short]) == [True]
-    clock.advance(0.99)
-    assert ask(frozen, "y", channel=WORKER_B, demands=[short]) == [False]
-    turn = store.zscore("ratelimit:v1:{places}::slots", "y")
+    assert workers.ask("a", demands=[short]) == [True]
+    workers.clock.advance(0.99)
+    assert workers.ask("y", channel=WORKER_B, demands=[short]) == [False]
+    turn = workers.store.zscore("ratelimit:v1:{places}::slots", "y")
     assert turn is not None
-    assert expiries(store)[LEASES] >= turn + 1_000_000
+    assert expiries(workers.store)[LEASES] >= turn + 1_000_000
 
 
-def test_disconnected_worker_is_skipped(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
+def test_disconnected_worker_is_skipped(full: Workers) -> None:
     for number in range(5):
-        assert ask(frozen, f"gone {number}", channel=f"s0e{number}.1") == [False]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    clock.advance(0.5)
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False]
-    assert notifications.received(store) == [WORKER_B]
+        assert full.ask(f"gone {number}", channel=f"s0e{number}.1") == [False]
+    assert full.ask("y", channel=WORKER_B) == [False]
+    full.clock.advance(0.5)
+    assert full.ask("x", ended=["a"]) == [False]
+    assert full.notified() == [WORKER_B]
 
 
-def test_on_a_cluster_a_silent_waiter_is_notified_once(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
-    assert ask(frozen, "a", "b", most=2, channel="ca11.1") == [True, True]
-    assert ask(frozen, "gone", channel="c0e.1") == [False]
-    clock.advance(0.5)
-    assert ask(frozen, "x", channel="ca11.1", ended=["a"]) == [False]
-    assert ask(frozen, "x", channel="ca11.1") == [True], "only once"
+def test_on_a_cluster_a_silent_waiter_is_notified_once(workers: Workers) -> None:
+    assert workers.ask("a", "b", most=2, channel="ca11.1") == [True, True]
+    assert workers.ask("gone", channel="c0e.1") == [False]
+    workers.clock.advance(0.5)
+    assert workers.ask("x", channel="ca11.1", ended=["a"]) == [False]
+    assert workers.ask("x", channel="ca11.1") == [True], "only once"
 
 
-def test_release_notifies_the_next_waiter(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    mine = frozen.acquire(PLACE.limit)
-    assert ask(frozen, "a", channel=WORKER_A) == [True]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    assert frozen.release(mine)
-    assert notifications.received(store) == [WORKER_B]
-    assert not frozen.release(mine)
-    assert notifications.received(store) == []
-    assert ask(frozen, "y", channel=WORKER_B) == [True]
+def test_release_notifies_the_next_waiter(workers: Workers) -> None:
+    mine = workers.limiter.acquire(PLACE.limit)
+    assert workers.ask("a") == [True]
+    assert workers.ask("y", channel=WORKER_B) == [False]
+    assert workers.limiter.release(mine)
+    assert workers.notified() == [WORKER_B]
+    assert not workers.limiter.release(mine)
+    assert workers.notified() == []
+    assert workers.ask("y", channel=WORKER_B) == [True]
 
 
-def test_lease_is_reserved_for_a_polling_caller(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
+def test_lease_is_reserved_for_a_polling_caller(full: Workers) -> None:
     """Or workers whose tasks go on to one another would keep all places for ever."""
-    caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
-    clock.advance(0.5)
-    assert ask(frozen, "x", channel=WORKER_A) == [False]
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False]
-    assert notifications.received(store) == []
-    assert holders(store, clock) == 2
-    clock.advance(0.9)
-    assert ask(frozen, "x", channel=WORKER_A) == [False]
-    assert frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
-    clock.advance(30)
-    assert holders(store, clock) == 2, "it has a lease as any other"
+    assert not full.poll()
+    full.clock.advance(0.5)
+    assert full.ask("x") == [False]
+    assert full.ask("x", ended=["a"]) == [False]
+    assert full.notified() == []
+    assert full.holders() == 2
+    full.clock.advance(0.9)
+    assert full.ask("x") == [False]
+    assert full.poll()
+    full.clock.advance(30)
+    assert full.holders() == 2, "it has a lease as any other"
 
 
-def test_late_polling_caller_keeps_its_turn(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
+def test_late_polling_caller_keeps_its_turn(full: Workers) -> None:
     """A late caller gets another slot each time, and would be the last again and again."""
-    caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
-    clock.advance(0.5)
-    assert ask(frozen, "x", channel=WORKER_A) == [False]
-    clock.advance(0.5)
-    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False]
-    assert frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
+    assert not full.poll()
+    full.clock.advance(0.5)
+    assert full.ask("x") == [False]
+    full.clock.advance(0.5)
+    assert not full.poll()
+    assert full.ask("x", ended=["a"]) == [False]
+    assert full.poll()
 
 
-def test_absent_polling_caller_loses_its_reservation(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    caller = UninterruptedAcquire((PLACE,), "caller", 1.0, 10.0)
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
-    clock.advance(0.5)
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False]
-    clock.advance(1.001)
-    assert ask(frozen, "x", channel=WORKER_A) == [True]
-    assert not frozen._asker.drive(frozen._asker.core.ask_for_turn(caller)).allowed
-    frozen._asker.forget((PLACE,), id="caller")
-    assert ask(frozen, "z", channel=WORKER_A, ended=["b"]) == [True], "it has given up"
+def test_absent_polling_caller_loses_its_reservation(full: Workers) -> None:
+    assert not full.poll()
+    full.clock.advance(0.5)
+    assert full.ask("x", ended=["a"]) == [False]
+    full.clock.advance(1.001)
+    assert full.ask("x") == [True]
+    assert not full.poll()
+    full.limiter._asker.forget((PLACE,), id="caller")
+    assert full.ask("z", ended=["b"]) == [True], "it has given up"
 
 
-def test_paused_limit_notifies_no_waiter(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    clock.advance(0.5)
-    frozen.pause("places", 10, force=True)
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False]
-    assert ask(frozen, "y", channel=WORKER_B) == [False], "or they would ring for one another"
-    assert notifications.received(store) == []
+def test_paused_limit_notifies_no_waiter(full: Workers) -> None:
+    assert full.ask("y", channel=WORKER_B) == [False]
+    full.clock.advance(0.5)
+    full.limiter.pause("places", 10, force=True)
+    assert full.ask("x", ended=["a"]) == [False]
+    assert full.ask("y", channel=WORKER_B) == [False], "or they would ring for one another"
+    assert full.notified() == []
 
 
-def test_lowered_limit_notifies_no_waiter_until_a_permit_is_free(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A) == [True, True]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    clock.advance(0.5)
-    frozen.set_rate("places", Concurrency(1), force=True)
-    assert ask(frozen, "x", channel=WORKER_A, ended=["a"]) == [False]
-    assert notifications.received(store) == []
-    assert ask(frozen, "x", channel=WORKER_A, ended=["b"]) == [False]
-    assert notifications.received(store) == [WORKER_B]
+def test_lowered_limit_notifies_no_waiter_until_a_permit_is_free(full: Workers) -> None:
+    assert full.ask("y", channel=WORKER_B) == [False]
+    full.clock.advance(0.5)
+    full.limiter.set_rate("places", Concurrency(1), force=True)
+    assert full.ask("x", ended=["a"]) == [False]
+    assert full.notified() == []
+    assert full.ask("x", ended=["b"]) == [False]
+    assert full.notified() == [WORKER_B]
 
 
-def test_request_waiting_for_a_rate_leaves_the_lease_to_others(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
+def test_request_waiting_for_a_rate_leaves_the_lease_to_others(workers: Workers) -> None:
     both = (PLACE, LimitRequest(Limit("1/s", name="rate"), "rate"))
-    assert ask(frozen, "a", channel=WORKER_A, demands=both) == [True]
-    assert ask(frozen, "b", channel=WORKER_A) == [True]
-    assert ask(frozen, "y", channel=WORKER_B) == [False]
-    clock.advance(0.01)
-    assert ask(frozen, "x", channel=WORKER_A, demands=both, ended=["a"]) == [False]
-    assert notifications.received(store) == [WORKER_B]
-    assert ask(frozen, "y", channel=WORKER_B) == [True]
-    assert holders(store, clock) == 2
+    assert workers.ask("a", demands=both) == [True]
+    assert workers.ask("b") == [True]
+    assert workers.ask("y", channel=WORKER_B) == [False]
+    workers.clock.advance(0.01)
+    assert workers.ask("x", demands=both, ended=["a"]) == [False]
+    assert workers.notified() == [WORKER_B]
+    assert workers.ask("y", channel=WORKER_B) == [True]
+    assert workers.holders() == 2
 
 
-def test_every_waiting_request_keeps_its_slot(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
-    assert ask(frozen, "a", "b", "c", most=3, channel=WORKER_A) == [True, True, False]
-    assert ask(frozen, "c", "d", "e", channel=WORKER_A, all=True) == [False, False, False]
-    before = dict(store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
+def test_every_waiting_request_keeps_its_slot(workers: Workers) -> None:
+    assert workers.ask("a", "b", "c", most=3) == [True, True, False]
+    assert workers.ask("c", "d", "e", all=True) == [False, False, False]
+    before = dict(workers.store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
     assert set(before) == {"c", "d", "e"}
-    clock.advance(1.0)
-    assert ask(frozen, "c", "d", "e", channel=WORKER_A, all=True) == [False, False, False]
-    after = dict(store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
+    workers.clock.advance(1.0)
+    assert workers.ask("c", "d", "e", all=True) == [False, False, False]
+    after = dict(workers.store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
     assert all(after[id] > before[id] for id in before)
-    assert store.zscore(LEASES, f"\1{WORKER_A} c") == -before["c"], (
+    assert workers.store.zscore(LEASES, f"\1{WORKER_A} c") == -before["c"], (
         "the turn of the first is that of the line, for good"
     )
 
 
-def test_released_permits_of_an_unrequested_limit_notify_its_waiters(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener
-) -> None:
+def test_released_permits_of_an_unrequested_limit_notify_its_waiters(workers: Workers) -> None:
     """Two tasks have ended that held a place of another limit as well: two lines wait for these."""
     other = LimitRequest(Concurrency(4, name="{places}.other"), "{places}.other")
-    assert ask(frozen, "a", "b", most=2, channel=WORKER_A, demands=(PLACE, other)) == [True, True]
-    assert ask(frozen, "y", channel="sbe1.7") == [False]
-    clock.advance(0.05)
-    assert ask(frozen, "z", channel="sbe1.8") == [False]
-    assert ask(frozen, "x", channel=WORKER_A, demands=(other,), ended=["a", "b"]) == [True]
-    assert notifications.received(store) == ["sbe1.7", "sbe1.8"]
+    assert workers.ask("a", "b", most=2, demands=(PLACE, other)) == [True, True]
+    assert workers.ask("y", channel="sbe1.7") == [False]
+    workers.clock.advance(0.05)
+    assert workers.ask("z", channel="sbe1.8") == [False]
+    assert workers.ask("x", demands=(other,), ended=["a", "b"]) == [True]
+    assert workers.notified() == ["sbe1.7", "sbe1.8"]
 
 
-def test_unused_release_wakes_the_backlog(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+def test_unused_release_wakes_the_backlog(workers: Workers) -> None:
     touched = "ratelimit:v1:{places}::touched"
-    assert ask(frozen, "a", "b", "c", most=3, channel=WORKER_A) == [True, True, False]
-    assert ask(frozen, "c", channel=WORKER_A, ended=["a"]) == [True]
-    assert not store.exists(touched), "no place is free"
-    assert ask(frozen, "d", channel=WORKER_A, ended=["b", "c"]) == [True]
-    assert store.zcard(touched) == 1
+    assert workers.ask("a", "b", "c", most=3) == [True, True, False]
+    assert workers.ask("c", ended=["a"]) == [True]
+    assert not workers.store.exists(touched), "no place is free"
+    assert workers.ask("d", ended=["b", "c"]) == [True]
+    assert workers.store.zcard(touched) == 1
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_workers_never_exceed_the_limit_or_leave_a_permit_idle(
-    frozen: Limiter, clock: Clock, store: redis.Redis, notifications: NotificationListener, seed: int
-) -> None:
+def test_random_workers_never_exceed_the_limit_or_leave_a_permit_idle(workers: Workers, seed: int) -> None:
     """Three workers and three permits; one worker is killed on the way. A notified line asks later."""
     place = LimitRequest(Concurrency(3, name="places", lease=5), "places")
     chance = random.Random(seed)
-    notifications.subscribe("sca1")
+    workers.subscribe("sca1")
     running: dict[str, list[str]] = {"sa11": [], "sbe1": [], "sca1": []}
     waiting: dict[str, list[str]] = {name: [] for name in running}
     notified: list[str] = []
@@ -312,22 +282,22 @@ def test_random_workers_never_exceed_the_limit_or_leave_a_permit_idle(
         nonlocal notified
         free = 2 - len(running[worker])
         asking = LeaseRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
-        gone = [LeasesToRelease(id, (place,), clock.us - 100_000) for id in ended]
+        gone = [LeasesToRelease(id, (place,), workers.clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
-            said = release_and_acquire(frozen._asker, (place,), asking, gone)
+            said = release_and_acquire(workers.limiter._asker, (place,), asking, gone)
             allowed = [decision.id for decision in said if decision.allowed]
             running[worker] += allowed
             waiting[worker] = [id for id in waiting[worker] if id not in allowed]
         else:
             for each in gone:
-                frozen._asker.release([each])
-        notified += notifications.received(store)
+                workers.limiter._asker.release([each])
+        notified += workers.notified()
 
     for step in range(400):
-        clock.advance(chance.uniform(0.001, 0.05))
+        workers.clock.advance(chance.uniform(0.001, 0.05))
         worker = chance.choice(list(running))
         if step == killed_at:
-            notifications.unsubscribe(worker)
+            workers.unsubscribe(worker)
             del running[worker], waiting[worker]  # its places expire
             continue
         act = chance.random()
@@ -343,9 +313,9 @@ def test_random_workers_never_exceed_the_limit_or_leave_a_permit_idle(
             if name in running:
                 move_on(name)
         assert sum(map(len, running.values())) <= 3
-        assert holders(store, clock) <= 3
-        assert set(store.scan_iter("ratelimit:*")) == set(expiries(store)), "law 9"
-        if not notified and holders(store, clock) < 3:
+        assert workers.holders() <= 3
+        assert set(workers.store.scan_iter("ratelimit:*")) == set(expiries(workers.store)), "law 9"
+        if not notified and workers.holders() < 3:
             able = [name for name in running if waiting[name] and len(running[name]) < 2]
             assert not able or step > killed_at, f"{able} wait beside a free place"
     assert done > 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -19,21 +19,13 @@ from tests.conftest import Clock
 from tests.parks import packed
 
 OF_LOT = (
-    "parked",
-    "payloads",
-    "in_flight",
-    "ack_unconfirmed",
-    "valid_copy",
-    "expiring",
-    "suspended",
-    "unique",
-    "shares",
-    "turns",
+    *("parked", "payloads", "in_flight", "ack_unconfirmed", "valid_copy"),
+    *("expiring", "suspended", "unique", "shares", "turns"),
 )
 SHARED = ("due", "code", "task_index", "suspended_lots", "costs")
 LOST = [*itertools.combinations((*OF_LOT, *SHARED), 1), *itertools.combinations((*OF_LOT, *SHARED), 2)]
-HERE = frozenset({"absent"})
-BACK = frozenset()
+ABSENT = frozenset({"absent"})
+Lose = Callable[..., None]
 
 
 def to_park(id: str) -> ToPark:
@@ -41,12 +33,12 @@ def to_park(id: str) -> ToPark:
     return packed(id, 2, json.dumps(said), 1, share=id[0])
 
 
-def run_all(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Collection[str], seconds: int) -> list[str]:
-    """What leaves if a lot is looked at when it is due and never else."""
+def run_all(parking: Backlog, clock: Clock, asked: LimitRequest, seconds: int) -> list[str]:
+    """What leaves if a lot is looked at when it is due and never else, and all queues have workers."""
     left: list[str] = []
     for _ in range(2 * seconds):
         for name, key in parking.due([asked.name]) or ():
-            (looked,) = parking.take_due([LimitRequest(asked.limit, name, key)], due=True, absent=absent)
+            (looked,) = parking.take_due([LimitRequest(asked.limit, name, key)], due=True)
             left += [each.id for each in looked.leaving]
             parking.published({looked.bucket: looked.leaving})
         clock.advance(0.5)
@@ -65,7 +57,7 @@ def asked(request: pytest.FixtureRequest) -> LimitRequest:
 
 
 @pytest.fixture
-def lose(store: redis.Redis, asked: LimitRequest) -> Callable[..., None]:
+def lose(store: redis.Redis, asked: LimitRequest) -> Lose:
     def lose(*kinds: str) -> None:
         for kind in kinds:
             key = "" if kind in SHARED else asked.key
@@ -76,44 +68,39 @@ def lose(store: redis.Redis, asked: LimitRequest) -> Callable[..., None]:
 
 @pytest.mark.parametrize("kinds", LOST, ids="+".join)
 def test_tasks_with_a_payload_run_after_lost_keys(
-    parking: Backlog,
-    store: redis.Redis,
-    clock: Clock,
-    asked: LimitRequest,
-    lose: Callable[..., None],
-    kinds: tuple[str, ...],
+    parking: Backlog, store: redis.Redis, clock: Clock, asked: LimitRequest, lose: Lose, kinds: tuple[str, ...]
 ) -> None:
     if asked.key and {"due", "task_index"} <= {*kinds}:
         pytest.skip("such a lot is found when a task is parked there: the next test")
     bucket: Bucket = ("api", asked.key)
     names = [f"{share}{number}@{queue}" for number in range(6) for share in "xy" for queue in ("here", "absent")]
     parking.park({bucket: list(map(to_park, names))})
-    (looked,) = parking.take_due([asked], absent=HERE, horizon=0.8)
+    (looked,) = parking.take_due([asked], absent=ABSENT, horizon=0.8)
     left = [each.id for each in looked.leaving]
     assert left
     assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:suspended@fleet"), "some are leaving, some are set aside"
     lose(*kinds)
     _, removed = repair_in_steps(parking)
     assert (removed > 0) == ("payloads" in kinds)
-    left += run_all(parking, clock, asked, BACK, 15)
+    left += run_all(parking, clock, asked, 15)
     assert "payloads" in kinds or {*left} == {*names}
     parking.park({bucket: [to_park("z1@here"), to_park("z2@absent")]})
-    assert {*run_all(parking, clock, asked, BACK, 15)} >= {"z1@here", "z2@absent"}
+    assert {*run_all(parking, clock, asked, 15)} >= {"z1@here", "z2@absent"}
     assert parking.contents.lot(bucket, 0, -1).parked == 0
 
 
 def test_next_park_restores_an_unindexed_backlog(
-    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Lose
 ) -> None:
     frozen._asker.ask((asked,))
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(20)]})
     lose("due", "task_index")
     parking.park({("api", asked.key): [to_park("z@here")]})
-    assert len(run_all(parking, clock, asked, BACK, 10)) == 21
+    assert len(run_all(parking, clock, asked, 10)) == 21
 
 
 def test_entries_without_payload_are_counted(
-    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Lose
 ) -> None:
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(600)]})
     lose("payloads")
@@ -123,7 +110,7 @@ def test_entries_without_payload_are_counted(
 
 
 def test_many_tasks_are_restored_in_steps_once_each(
-    frozen: Limiter, parking: Backlog, store: redis.Redis, asked: LimitRequest, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, store: redis.Redis, asked: LimitRequest, lose: Lose
 ) -> None:
     for first in range(0, 8000, 1000):
         some = [to_park(f"x{number:04}@here") for number in range(first, first + 1000)]
@@ -139,7 +126,7 @@ def test_many_tasks_are_restored_in_steps_once_each(
 
 
 def test_restored_task_that_had_left_runs_once(
-    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Lose
 ) -> None:
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
@@ -148,7 +135,7 @@ def test_restored_task_that_had_left_runs_once(
     assert [each.copy for each in looked.leaving] == [1]
     lose("in_flight")
     assert repair_in_steps(parking) == (1, 0)
-    assert run_all(parking, clock, asked, BACK, 5) == ["x@here"]
+    assert run_all(parking, clock, asked, 5) == ["x@here"]
     runs = [copy for copy in (1, 2) if not parking.copies.arrive(bucket, {"x@here": copy})]
     assert runs == [1]
 
@@ -159,7 +146,7 @@ def test_intact_backlog_costs_no_writes(
     parking.park(
         {("api", asked.key): [to_park(f"x{number}@{'absent' if number % 2 else 'here'}") for number in range(40)]}
     )
-    parking.take_due([asked], absent=HERE)
+    parking.take_due([asked], absent=ABSENT)
     before = {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")}
     assert repair_in_steps(parking) == (0, 0)
     assert {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")} == before

@@ -37,21 +37,21 @@ def parked(parking: Backlog) -> list[str]:
 def test_only_max_parked_tasks_are_parked_per_backlog(parking: Backlog) -> None:
     assert park(parking, *map(to_park, "abcd")) == ["parked", "parked", "no_room", "no_room"]
     assert parking.park({BUCKET: [to_park("e")]}, only_behind=True)[BUCKET] == [ParkResult("no_room", 2)]
+    repeated = [to_park("b")._replace(attempt=1), to_park("c")._replace(attempt=1)]
+    assert park(parking, to_park("a"), *repeated) == ["parked", "parked", "no_room"], "it finds its task"
     assert park(parking, *map(to_park, "vwx"), bucket=OTHER) == ["parked", "parked", "no_room"]
     assert parked(parking) == ["a", "b"]
+    assert park(parking, to_park("f", None), to_park("g", 4), to_park("h", 4)) == ["parked", "parked", "no_room"]
 
 
-def test_task_without_or_with_a_larger_bound_is_parked(parking: Backlog) -> None:
-    park(parking, *map(to_park, "ab"))
-    assert park(parking, to_park("c", None), to_park("d", 4), to_park("e", 4)) == ["parked", "parked", "no_room"]
-
-
-def test_repeated_park_finds_its_task(parking: Backlog) -> None:
-    park(parking, *map(to_park, "ab"))
-    assert park(parking, to_park("a"), to_park("b")._replace(attempt=1), to_park("c")._replace(attempt=1)) == [
-        *("parked", "parked", "no_room")
-    ]
-    assert parked(parking) == ["a", "b"]
+@pytest.mark.parametrize("share", [None, "xy"])
+def test_suspended_tasks_of_all_shares_count(parking: Backlog, share: str | None) -> None:
+    assert parking._limiter._asker.ask([SLOW]).allowed
+    park(parking, *[to_park(id)._replace(queue="q", share=share and share[n]) for n, id in enumerate("ab")])
+    assert park(parking, to_park("c")._replace(share=share and "z")) == ["no_room"]
+    parking.take_due([SLOW], absent=["q"])
+    assert parking._limiter.client.zcard("ratelimit:v1:{api}:tenant%3A1:suspended@fleet") == 2
+    assert park(parking, to_park("c")) == ["no_room"]
 
 
 @pytest.mark.parametrize("purge", [True, False])
@@ -83,16 +83,10 @@ def test_returned_task_is_parked_again_beyond_the_bound(parking: Backlog) -> Non
     assert park(parking, to_park("d")) == ["parked"]
 
 
-def test_suspended_tasks_count(parking: Backlog) -> None:
-    assert parking._limiter._asker.ask([SLOW]).allowed
-    park(parking, *[to_park(id)._replace(queue="q") for id in "ab"])
-    parking.take_due([SLOW], absent=["q"])
-    assert len(parking._limiter.client.zrange("ratelimit:v1:{api}:tenant%3A1:suspended@fleet", 0, -1)) == 2
-    assert park(parking, to_park("c")) == ["no_room"]
-
-
-def test_newest_duplicate_needs_no_room(parking: Backlog) -> None:
-    """A replaced task counts until it has left."""
+def test_surviving_duplicate_needs_no_room(parking: Backlog) -> None:
+    """A replaced task counts until it has left; with keep="oldest" the newer one ends."""
+    park(parking, to_park("a", unique="o1"), to_park("b"), bucket=OTHER)
+    assert park(parking, to_park("c", unique="o1"), to_park("d", unique="o2"), bucket=OTHER) == ["replaced", "no_room"]
     assert parking._limiter._asker.ask([SLOW]).allowed
     park(parking, to_park("a", unique="n1"), to_park("b", unique="n2"))
     assert park(parking, to_park("c", unique="n3"), to_park("d", unique="n1")) == ["no_room", "parked"]
@@ -100,17 +94,6 @@ def test_newest_duplicate_needs_no_room(parking: Backlog) -> None:
     assert [(each.id, each.survivor) for each in polled.leaving] == [("a", "d")]
     assert parked(parking) == ["d", "b"]
     assert park(parking, to_park("e", unique="n3")) == ["no_room"]
-
-
-def test_replaced_duplicate_needs_no_room(parking: Backlog) -> None:
-    park(parking, to_park("a", unique="o1"), to_park("b"))
-    assert park(parking, to_park("c", unique="o1"), to_park("d", unique="o2")) == ["replaced", "no_room"]
-
-
-def test_bound_of_a_fair_limit_counts_all_shares(parking: Backlog) -> None:
-    of_shares = [to_park(id)._replace(share=share) for id, share in zip("abc", ["x", "y", "z"], strict=True)]
-    assert park(parking, *of_shares) == ["parked", "parked", "no_room"]
-    assert parking.scripts.command("zrange", "ratelimit:v1:{api}:tenant%3A1:turns@fleet", 0, -1)[-2:] == [b"x", b"y"]
 
 
 def test_concurrent_callers_never_exceed_the_bound(server: EmbeddedServer, store: redis.Redis) -> None:

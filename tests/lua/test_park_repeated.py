@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog import tuning
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
-from tests.conftest import START, Clock
+from tests.conftest import START
 from tests.examples import examples
 from tests.parks import EMPTY, park_one
 
@@ -39,42 +41,6 @@ def run(parking: Backlog, copy: int = 1) -> None:
 def acknowledge(parking: Backlog, token: str) -> None:
     parking.untold.note_acknowledged(BUCKET, "a", token)
     parking.published()
-
-
-def test_repeated_call_parks_when_the_first_was_lost(parking: Backlog) -> None:
-    assert park(parking, "t", 1) == 0
-    assert parked(parking) == [("a", 1)]
-
-
-@pytest.mark.parametrize("published", [False, True])
-def test_repeated_park_of_a_returned_task_parks_nothing(parking: Backlog, published: bool) -> None:
-    park(parking, "t")
-    if published:
-        run(parking)
-    else:
-        let_out(parking)
-    assert park(parking, "t", 1) >= 0
-    assert parked(parking) == []
-    assert park(parking, "t", 2) >= 0, "the reply to the repetition was lost, too"
-    assert parked(parking) == []
-    acknowledge(parking, "t")
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == set(), "and its copy may run"
-
-
-@pytest.mark.parametrize("how", ["waits", "has left", "left twice"])
-def test_repeated_park_leaves_a_task_parked_by_another_worker(parking: Backlog, clock: Clock, how: str) -> None:
-    park(parking, "t")
-    run(parking)
-    park(parking, "u", copy=2, since=START)
-    if how != "waits":
-        run(parking, copy=2)
-    if how == "left twice":
-        park(parking, "v", copy=3, since=START)
-        clock.advance(1)
-        run(parking, copy=3)
-    before = parked(parking)
-    assert park(parking, "t", 1) >= 0
-    assert parked(parking) == before
 
 
 def test_repeated_park_of_a_purged_task_parks_nothing(parking: Backlog) -> None:
@@ -126,18 +92,15 @@ def test_second_delivery_finds_the_task_gone(parking: Backlog) -> None:
     assert parking.copies.arrive(BUCKET, {"a": 0}) == set()
 
 
-def test_attempts_are_remembered_while_calls_may_be_late(parking: Backlog, store: redis.Redis) -> None:
-    park(parking, "t", 1)
-    (twice,) = store.keys("ratelimit:*:valid_copy@fleet")
-    assert expiries(store)[twice] == START + us(7200 + tuning.REDELIVERY_LATE)
-
-
-def test_first_attempts_leave_no_memory(parking: Backlog, store: redis.Redis) -> None:
+def test_only_repeated_attempts_are_remembered_while_calls_may_be_late(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "t")
     acknowledge(parking, "t")
     run(parking)
     assert not store.keys("ratelimit:*:valid_copy@fleet")
     assert not store.keys("ratelimit:*:ack_unconfirmed@fleet")
+    park(parking, "u", 1)
+    (twice,) = store.keys("ratelimit:*:valid_copy@fleet")
+    assert expiries(store)[twice] == START + us(7200 + tuning.REDELIVERY_LATE)
 
 
 # -- At random ---------------------------------------------------------------------------------------------------------
@@ -149,7 +112,7 @@ STEPS = st.lists(
         st.tuples(st.just("execute"), st.integers(0, 3)),
         st.tuples(st.just("leave"), st.sampled_from(["published", "not reported", "killed"])),
         st.tuples(st.just("arrive"), st.integers(0, 3)),
-        st.tuples(st.just("others"), st.just(1)),
+        st.tuples(st.just("other")),
         st.tuples(st.just("wait"), st.sampled_from([1, 10])),
     ),
     max_size=30,
@@ -171,23 +134,19 @@ class Task:
         self.ran = self.number = 0
         self.deliveries = [Delivery("d0", 0)]
         self.on_the_way: list[int] = []  # copies
-        self.late: list[tuple[str, int, int, bool]] = []
-
-    def _park(self, token: str, attempt: int, copy: int, only_behind: bool) -> int:
-        return park(self.parking, token, attempt, copy=copy + 1, only_behind=only_behind)
+        self.late: list[Callable[[], object]] = []
 
     def ask(self, which: int, reply: str, only_behind: bool) -> None:
         waiting = [each for each in self.deliveries if not each.is_over]
         if not waiting:
             return
         one = waiting[which % len(waiting)]
-        call = one.token, one.attempt, one.copy, only_behind
+        call = partial(park, self.parking, one.token, one.attempt, copy=one.copy + 1, only_behind=only_behind)
         if reply == "late":
             self.late.append(call)
-            one.attempt += 1
-            return
-        said = self._park(*call)
-        if reply == "lost":
+        else:
+            said = call()
+        if reply != "heard":
             one.attempt += 1
             return
         one.is_over = True
@@ -198,7 +157,7 @@ class Task:
 
     def execute(self, which: int) -> None:
         if self.late:
-            self._park(*self.late.pop(which % len(self.late)))
+            self.late.pop(which % len(self.late))()
 
     def leave(self, how: str) -> None:
         (looked,) = self.parking.take_due([API])
@@ -214,10 +173,9 @@ class Task:
             if not self.parking.copies.arrive(BUCKET, {"a": copy}):
                 self.deliveries.append(Delivery(f"d{len(self.deliveries)}", copy))
 
-    def others(self, some: int) -> None:
-        for _ in range(some):
-            self.number += 1
-            park_one(self.parking, API, f"o{self.number}", message_of("o"))
+    def other(self) -> None:
+        self.number += 1
+        park_one(self.parking, API, f"o{self.number}", message_of("o"))
 
     def wait(self, seconds: int) -> None:
         self.now += 1_000_000 * seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -23,8 +23,6 @@ from .mixed_world import Act, MixedWorld, Play
 SECOND = 1_000_000
 #: A burst of ten, of which two are for priority 0 alone and three more for priority 3 and before.
 LIMIT = Limit("10/s", burst=10, name="api", priority_reserve={0: 0.2, 3: 0.3})
-#: What a call leaves: of priority 0, of 1 to 3, and of 4 to 9.
-LEAVES = {0: 0, 3: 2, 9: 5}
 
 LIMITS = [
     LIMIT,
@@ -33,6 +31,7 @@ LIMITS = [
     Limit("1000/s", burst=50, name="api", priority_reserve={2: 0.9}),
     Limit("7/10s", burst=3, name="api", priority_reserve={0: 0.34}),
 ]
+VERBS = ("acquire",) * 6 + ("peek", "forget", "reserve", "settle", "cancel")
 STORED = ["5/s", "20/s", "11/10s", "1000/s"]
 
 
@@ -45,7 +44,7 @@ def of(priority: int, cost: int = 1, limit: Limit = LIMIT) -> tuple[LimitRequest
 
 
 @st.composite
-def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[Act]:
+def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False, verbs: Sequence[str] = VERBS) -> list[Act]:
     limit = draw(st.sampled_from(LIMITS))
     others = [Limit("20/s", burst=5, name="other"), Limit("5/s", name="other"), replace(limit, name="other")]
     other = draw(st.sampled_from(others))
@@ -57,7 +56,7 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
     @st.composite
     def act(draw: st.DrawFn) -> Act:
         priority, cost = draw(st.sampled_from([0, 1, 2, 3, 5, 9])), draw(st.sampled_from([1, 1, 1, 2, limit.burst]))
-        verb = draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"]))
+        verb = draw(st.sampled_from(verbs))
         demands: tuple[LimitRequest, ...] = (LimitRequest(limit, "api", "", cost),)
         if several and draw(st.booleans()):
             demands = (*demands, LimitRequest(other, "other"))
@@ -76,28 +75,13 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
     return draw(st.lists(act(), min_size=1, max_size=40))
 
 
-def follow(world: MixedWorld, trace: list[Act], data: st.DataObject | None = None) -> None:
+def follow(world: MixedWorld, trace: list[Act], change: Callable[[Limit], None] = lambda limit: None) -> None:
+    """``change``: what happens to the limit before each call."""
     play = Play(world)
     for number, act in enumerate(trace):
-        what = data.draw(st.sampled_from([""] * 6 + ["rate", "unset", "pause"])) if data is not None else ""
-        if what == "rate":
-            limit = act.demands[0].limit
-            assert isinstance(limit, Limit)
-            size = data.draw(st.sampled_from([limit.burst, limit.burst + 3, 60])) if data is not None else 1
-            rate = data.draw(st.sampled_from(STORED)) if data is not None else ""
-            world.store_limit(Limit(rate, burst=size, name="api"), "api")
-        elif what == "unset":
-            world.store_limit(None, "api")
-        elif what == "pause" and data is not None:
-            world.pause("api", data.draw(st.integers(0, SECOND)))
+        change(act.demands[0].limit)  # type: ignore[arg-type]
         lua, model = play.do(act)
         assert lua == model, f"step {number}: {act}: {lua} is not {model}"
-
-
-@given(trace=acts())
-@examples(150)
-def test_lua_matches_the_model(world: MixedWorld, trace: list[Act]) -> None:
-    follow(world, trace)
 
 
 @given(trace=acts(several=True))
@@ -112,14 +96,20 @@ def test_clock_steps_back_match_the_model(world: MixedWorld, trace: list[Act]) -
     follow(world, trace)
 
 
-@given(trace=acts(several=True), data=st.data())
+@given(trace=acts(several=True, verbs=(*["acquire"] * 8, "peek", "forget", "reserve")), data=st.data())
 @examples(150)
 def test_changing_rates_match_the_model(world: MixedWorld, trace: list[Act], data: st.DataObject) -> None:
-    follow(
-        world,
-        [replace(act, verb=act.verb if act.verb not in ("settle", "cancel") else "acquire") for act in trace],
-        data,
-    )
+    def change(limit: Limit) -> None:
+        what = data.draw(st.sampled_from([""] * 6 + ["rate", "unset", "pause"]))
+        if what == "rate":
+            size = data.draw(st.sampled_from([limit.burst, limit.burst + 3, 60]))
+            world.store_limit(Limit(data.draw(st.sampled_from(STORED)), burst=size, name="api"), "api")
+        elif what == "unset":
+            world.store_limit(None, "api")
+        elif what == "pause":
+            world.pause("api", data.draw(st.integers(0, SECOND)))
+
+    follow(world, trace, change)
 
 
 # -- What it promises --------------------------------------------------------------------------------------------------
@@ -171,12 +161,6 @@ def test_single_priority_uses_the_whole_rate(calls: Calls, clock: Clock, priorit
     calls.assert_law_1()
 
 
-def test_remaining_excludes_the_reserve_of_higher_priorities(calls: Calls) -> None:
-    peeked = [calls.limiter.peek(LIMIT, priority=priority).remaining for priority in LEAVES]
-    assert peeked == [10 - leaves for leaves in LEAVES.values()]
-    assert calls.limiter.available(LIMIT, priority=9) == 5
-
-
 def test_low_priority_slots_do_not_pile_up(calls: Calls, clock: Clock) -> None:
     """As many are told to come within a second as go in it, what the important take included; each asks a few times."""
     while calls.ask(9)[0]:
@@ -222,14 +206,7 @@ def test_reserve_applies_to_a_stored_rate(calls: Calls, store: redis.Redis) -> N
     assert calls.ask(0)[0], "sets nothing aside"
 
 
-def test_changed_reserve_keeps_the_bucket(calls: Calls) -> None:
-    while calls.ask(0)[0]:
-        pass
-    for limit in (replace(LIMIT, priority_reserve=None), replace(LIMIT, priority_reserve={0: 0.5})):
-        assert not calls.limiter._asker.ask(of(0, 1, limit)).allowed
-
-
-def test_state_without_reserve_is_read(calls: Calls, store: redis.Redis) -> None:
+def test_changed_or_removed_reserve_keeps_the_bucket(calls: Calls, store: redis.Redis) -> None:
     while calls.ask(0)[0]:
         pass
     for i in range(3):
@@ -239,7 +216,9 @@ def test_state_without_reserve_is_read(calls: Calls, store: redis.Redis) -> None
     plain = replace(LIMIT, priority_reserve=None)
     assert not calls.limiter._asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
     assert " 0=" not in store.get("ratelimit:v1:{api}::state")
+    halved = replace(LIMIT, priority_reserve={0: 0.5})
     assert not calls.ask(0)[0]
+    assert not calls.limiter._asker.ask(of(0, 1, halved)).allowed
 
 
 @given(trace=acts())

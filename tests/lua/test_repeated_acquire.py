@@ -74,17 +74,6 @@ def test_repeated_call_is_decided_like_the_first(limiter: Limiter, name: str) ->
         assert limiter.settle(decision, 3)
 
 
-def test_repeated_call_is_refused_and_counted_like_the_first(limiter: Limiter) -> None:
-    narrow = Limit("1/h", name="narrow", burst=2)
-    said = [limiter.acquire(narrow) for _ in range(4)]
-    assert [each.allowed for each in said] == [True, True, False, False]
-    assert said[3].limited_by == "narrow"
-    assert limiter._counting is not None
-    limiter._counting.send()
-    results = limiter.stats("narrow", force=True)["narrow"].results
-    assert (results["acquired"], results["refused"]) == (2, 2)
-
-
 def test_changed_quota_applies_at_once(limiter: Limiter) -> None:
     for _ in range(2):
         assert limiter.acquire("stripe").capacity == 1000
@@ -118,14 +107,6 @@ def test_cost_of_another_type_is_not_confused(limiter: Limiter) -> None:
         assert limiter.acquire(WIDE, cost=1).allowed
     with pytest.raises(ConfigurationError, match="cost=True is not a whole number"):
         limiter.acquire(WIDE, cost=True)
-
-
-def test_lost_script_is_sent_again(limiter: Limiter, store: redis.Redis) -> None:
-    for _ in range(2):
-        assert limiter.acquire(WIDE).allowed
-    store.script_flush()
-    before = limiter.acquire(WIDE).remaining
-    assert limiter.acquire(WIDE).remaining <= before
 
 
 def test_test_switch_applies_at_once(limiter: Limiter) -> None:

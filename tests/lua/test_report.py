@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limiter import upstream_methods
-from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT, Clock
 from tests.examples import examples, share_of
@@ -69,6 +69,13 @@ def test_report_lowers_the_bucket_to_the_upstream_remaining(frozen: Limiter, lim
     assert frozen.config(limit).paused == 0.0, "until when is not said"
 
 
+def test_report_of_one_left_leaves_one_in_a_leaky_bucket(frozen: Limiter) -> None:
+    frozen.report(LEAKY, left(1))
+    assert frozen.available(LEAKY) == 1
+    frozen.report(LEAKY, left(0))
+    assert frozen.peek(LEAKY).retry_after == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(argvalues=ONLY_PAUSED, **of_each)
 def test_report_takes_nothing_where_it_would_open_a_period(frozen: Limiter, store: Any, limit: Limit) -> None:
     before = frozen.available(limit)
@@ -76,27 +83,6 @@ def test_report_takes_nothing_where_it_would_open_a_period(frozen: Limiter, stor
     assert frozen.available(limit) == before
     assert list(store.scan_iter("ratelimit:*")) == []
     assert frozen.report(limit, left(0, x_ratelimit_reset=9)) == 9.0
-
-
-@pytest.mark.parametrize(argvalues=ONLY_PAUSED, **of_each)
-def test_there_permits_that_are_taken_make_others_come_earlier(frozen: Limiter, clock: Clock, limit: Limit) -> None:
-    """Why: a limit of which some were taken grants more, some time later, than its twin."""
-    charged, twin = replace(limit, name="charged"), replace(limit, name="twin")
-    frozen.charge(charged, 60 if limit.warmup else 3)
-    clock.advance(8.9 if limit.warmup else 0.9)
-    granted = {"charged": 0, "twin": 0}
-    for _ in range(20):
-        for each in (charged, twin):
-            granted[each.name] += frozen.acquire_up_to(each, 1).permits
-        clock.advance(0.01)
-    assert granted["charged"] > granted["twin"] > 0
-
-
-def test_report_to_a_leaky_bucket(frozen: Limiter) -> None:
-    frozen.report(LEAKY, left(1))
-    assert frozen.available(LEAKY) == 1
-    frozen.report(LEAKY, left(0))
-    assert frozen.peek(LEAKY).retry_after == pytest.approx(0.1)
 
 
 def test_tokens_and_requests_are_reported_apart(frozen: Limiter) -> None:
@@ -280,7 +266,4 @@ def test_law_1_report_never_loosens_a_limit(frozen: Limiter, store: redis.Redis,
 
 
 def test_every_algorithm_is_listed() -> None:
-    listed: list[AnyLimit] = [*LOWERED, *ONLY_PAUSED, LEAKY]
-    from celery_ratelimit.limits.limit import METHODS
-
-    assert {limit.method for limit in listed} == set(METHODS) - {"concurrency"}
+    assert {limit.method for limit in [*LOWERED, *ONLY_PAUSED, LEAKY]} == set(METHODS) - {"concurrency"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
-from celery_ratelimit.limiter.limit_request import LimitRequest, each_bucket_once
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.asking import reply_to
 from tests.conftest import START, Clock
 
-from .frozen import demand, us
+from .frozen import us
 
 LIMITS = [
     Limit("10/s", burst=10, name="api"),
@@ -21,26 +21,19 @@ LIMITS = [
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
-def test_cancelled_id_may_be_reserved_again(frozen: Limiter, limit: Limit) -> None:
-    for _ in range(3):
-        assert frozen.reserve(limit, id="r", cost=4, horizon=0.0).allowed
+def test_cancelled_id_may_be_reserved_again_and_is_another(frozen: Limiter, clock: Clock, limit: Limit) -> None:
+    for number in range(3):
+        clock.set(START + number)
+        old = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
+        assert old.allowed
         assert frozen.available(limit) == 6
         assert frozen.cancel(limit, id="r", cost=4)
         assert frozen.available(limit) == 10, "it has given its permits back each time"
-    taken = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
-    assert frozen.settle(taken, 2), "nor was this one settled before"
-    assert frozen.available(limit) == 8
-
-
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
-def test_cancelled_reservation_is_not_settled_through_a_reused_id(frozen: Limiter, clock: Clock, limit: Limit) -> None:
-    old = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
-    assert frozen.cancel(limit, id="r")
-    clock.set(START + 1)
+    clock.set(START + 3)
     new = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
     assert not frozen.settle(old, 0), "it has been given back already"
-    assert frozen.available(limit) == 6, "and this one is another"
-    assert frozen.settle(new, 1), "which may be settled still"
+    assert frozen.available(limit) == 6
+    assert frozen.settle(new, 1), "and this one is another, which may be settled still"
     assert frozen.available(limit) == 9
 
 
@@ -101,10 +94,3 @@ def test_different_limits_of_one_name_raise(frozen: Limiter) -> None:
             frozen.acquire([Limit("10/s", name="api"), other])
     same = [Limit("10/s", name="api"), Limit("10/s", name="api"), Limit("10/s", name="api", cost=1)]
     assert len(frozen.acquire(same).states) == 1, "one that is named twice is paid once"
-
-
-def test_limits_of_one_name_with_different_costs_share_a_bucket() -> None:
-    dear, cheap = Limit("10/s", name="api", burst=5, cost=3), Limit("10/s", name="api", burst=5)
-    both = each_bucket_once([demand("10/s", burst=5, cost=3), demand("10/s", burst=5)])
-    assert [each.cost for each in both] == [3]
-    assert dear != cheap

@@ -22,10 +22,6 @@ from .test_shadow import LATE, LIMITS, Process, shadow_report
 API = demand("10/s")
 
 
-def stored(limiter: Limiter) -> list[Any]:
-    return [limiter.config("api", force=True), limiter.config("api", force=True).shadow]
-
-
 @pytest.mark.parametrize("name", LIMITS)
 def test_uninformed_process_is_granted_and_learns_the_switch(frozen: Limiter, clock: Clock, name: str) -> None:
     limit = LIMITS[name]
@@ -99,24 +95,18 @@ def test_rates_and_pauses_change_in_shadow(frozen: Limiter, clock: Clock) -> Non
     assert [frozen._asker.ask([API]).allowed for _ in range(2)] == [True, False]
 
 
-def test_simulation_includes_pauses(frozen: Limiter, clock: Clock) -> None:
-    limit, process = LIMITS["burst"], Process(frozen, clock)
+def test_simulation_includes_pauses_and_rates_of_keys(frozen: Limiter, clock: Clock) -> None:
+    paused, process = LIMITS["burst"], Process(frozen, clock)
     frozen.pause("api", 60, force=True)
-    process.came(limit)
-    process.tell()
-    clock.advance(LATE)
-    assert shadow_report(frozen, limit).longest == pytest.approx(60)
-
-
-def test_rate_of_a_key_applies_in_shadow(frozen: Limiter, clock: Clock) -> None:
-    limit, process = Limit("10/s", name="tenant", key="{t}"), Process(frozen, clock)
+    process.came(paused)
+    tenants = Limit("10/s", name="tenant", key="{t}")
     frozen.set_rate("tenant", Limit("1/h", algorithm="fixed_window"), key="slow", force=True)
-    for key in ("slow", "usual"):
-        process.came(limit, key=key)
-        process.came(limit, key=key)
+    for key in ("slow", "usual") * 2:
+        process.came(tenants, key=key)
     process.tell()
     clock.advance(LATE)
-    assert 1000 < shadow_report(frozen, limit).longest <= 3600
+    assert shadow_report(frozen, paused).longest == pytest.approx(60)
+    assert 1000 < shadow_report(frozen, tenants).longest <= 3600
 
 
 def test_older_scripts_read_the_same_config(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
@@ -185,17 +175,18 @@ def test_parked_tasks_leave_at_once_in_shadow(parking: Backlog, frozen: Limiter,
     assert [each for _, each in take_due(parking, slow)] == [0] * 100
 
 
-@pytest.mark.parametrize("wrong", ["yes", 1, 0, "on"])
-def test_switch_accepts_true_false_or_none(frozen: Limiter, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"on=.* must be True"):
-        frozen.set_shadow("api", wrong, force=True)
-
-
-def test_concurrency_cannot_be_in_shadow(frozen: Limiter) -> None:
-    with pytest.raises(ConfigurationError, match="shadow is for rates"):
-        frozen.set_shadow(Concurrency(3, name="gpu"), True)
-    with pytest.raises(ConfigurationError, match="No limit is called"):
-        frozen.set_shadow("unknown", True)
+@pytest.mark.parametrize(
+    ("limit", "on", "says"),
+    [
+        *(("api", wrong, r"on=.* must be True") for wrong in ("yes", 1, 0, "on")),
+        (Concurrency(3, name="gpu"), True, "shadow is for rates"),
+        ("unknown", True, "No limit is called"),
+    ],
+)
+def test_impossible_switch_raises(frozen: Limiter, limit: Any, on: Any, says: str) -> None:
+    frozen.set_rate("api", "5/s", force=True)
+    with pytest.raises(ConfigurationError, match=says):
+        frozen.set_shadow(limit, on)
 
 
 def test_switch_alone_expires_at_its_end(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:

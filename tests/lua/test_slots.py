@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_ratelimit import Decision, Limiter
 from celery_ratelimit.limiter.blocking_acquire import is_beyond
 from celery_ratelimit.operations.bucket_status import bucket_statuses
+from tests.asking import settle_demands
 from tests.conftest import START, Clock
+from tests.examples import examples
 
 from .frozen import answer, demand, us
+from .mixed_world import MixedWorld
 
-SECOND = 1_000_000
 SLOT_ONLY = -1e6
 SLOTS = "ratelimit:v1:{api}::slots"
 
@@ -39,31 +45,14 @@ def line(frozen: Limiter, clock: Clock) -> Line:
     return Line(frozen, clock)
 
 
-def test_slots_are_one_interval_apart(line: Line) -> None:
-    assert [line.asks(id) for id in "abcd"] == [(False, 1.0), (False, 2.0), (False, 3.0), (False, 4.0)]
-
-
-def test_repeated_request_keeps_its_slot(line: Line) -> None:
-    for id in "abc":
-        line.ask(id)
-    assert line.asks("b", at=0.5) == (False, 1.5)
-    assert line.asks("b", at=0.75) == (False, 1.25)
-    assert line.asks("d", at=0.75) == (False, 3.25)
-
-
-def test_newcomer_goes_behind_waiting_requests(line: Line) -> None:
-    line.ask("a")
-    # The permit of 1.0 is there, and it is the slot of `a`.
-    assert line.asks("", at=1.0) == (False, 1.0)
-    assert line.asks("b", at=1.0) == (False, 1.0)
+def test_waiting_requests_keep_their_slots_and_go_before_newcomers(line: Line) -> None:
+    assert [line.asks(id) for id in "abc"] == [(False, 1.0), (False, 2.0), (False, 3.0)]
+    assert line.asks("", horizon=10.0) == (False, 4.0), "nor can a newcomer take ahead"
+    assert line.asks("b", at=0.5) == (False, 1.5), "it keeps its slot"
+    assert line.asks("", at=1.0) == (False, 3.0), "the permit that is there is of the slot of a"
+    assert line.asks("d", at=1.0) == (False, 3.0)
     assert line.asks("a", at=1.0) == (True, 0.0)
-    assert line.asks("", at=1.0) == (False, 2.0)
-
-
-def test_newcomer_cannot_take_ahead_a_waiting_request(line: Line) -> None:
-    line.ask("a")
-    assert line.asks("", horizon=10.0) == (False, 2.0)
-    assert line.asks("a", horizon=10.0) == (True, 1.0)
+    assert line.asks("b", at=1.0, horizon=10.0) == (True, 1.0)
 
 
 @pytest.mark.parametrize(("before", "after"), [("10/s", "4/s"), ("4/s", "10/s"), ("1/h", "100/s"), ("3/s", "7/m")])
@@ -113,15 +102,6 @@ def test_slots_of_dead_requests_are_lost_for_a_second_at_most(frozen: Limiter, c
     assert granted == list(range(102, 400)), "first slot at 10 ms, overdue after 1.01 s"
 
 
-def test_horizon_grants_permits_ahead(frozen: Limiter, clock: Clock) -> None:
-    line = Line(frozen, clock, "10/s")
-    assert line.asks(horizon=0.25) == (True, 0.1)
-    assert line.asks(horizon=0.25) == (True, 0.2)
-    assert line.asks(horizon=0.25) == (False, 0.3)
-    assert line.asks(horizon=0.25, at=0.05) == (True, 0.25)
-    assert line.asks(at=0.3) == (False, 0.1), "0.3 was taken ahead"
-
-
 def test_slot_only_request_writes_nothing_to_unused_buckets(frozen: Limiter, store: redis.Redis) -> None:
     wanted = [demand("100/s", name="one"), demand("5/s", burst=3, name="two")]
     assert answer(frozen._asker.ask(wanted, id="a", horizon=SLOT_ONLY, claim=1e9)) == (False, 0)
@@ -137,15 +117,6 @@ def test_withdrawn_request_leaves_no_slot(line: Line, store: redis.Redis) -> Non
     assert line.asks("", at=1.0) == (True, 0.0), "no request waits: the permit is for any newcomer"
 
 
-def test_clock_step_back_applies_to_limits_that_did_not_decide(frozen: Limiter, clock: Clock) -> None:
-    short, long = demand("1/s", name="short"), demand("1/m", name="long")
-    assert frozen._asker.ask([short, long]).allowed
-    clock.set(START - 3600 * SECOND)
-    assert answer(frozen._asker.ask([short, long])) == (False, 60 * SECOND)
-    clock.set(clock.us + SECOND)
-    assert answer(frozen._asker.ask([short])) == (True, 0)
-
-
 def test_gap_narrower_than_a_permit_by_a_fraction_is_not_used(frozen: Limiter, clock: Clock) -> None:
     line = Line(frozen, clock, "3/s")
     line.ask("a")
@@ -154,3 +125,74 @@ def test_gap_narrower_than_a_permit_by_a_fraction_is_not_used(frozen: Limiter, c
     # After a permit at 0.333336 the next is due at 0.666669 1/3, too late for the slot of b.
     assert line.ask("", at=0.333336).allowed is False
     assert line.ask("", at=0.333335).allowed is True
+
+
+# -- Requests that find no permit at their slots: because of a pause, or as others used more than they took ------------
+
+
+@given(
+    rate=st.sampled_from(["1/s", "7/s", "10/s", "3 per 0.1 s", "1000/s"]),
+    burst=st.integers(1, 3),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["come", "come", "come", "join", "pause", "use"]),
+            st.integers(0, 9),
+            st.sampled_from([0, 0, 0, 1, 5, 40, 150]),
+        ),
+        min_size=5,
+        max_size=40,
+    ),
+)
+@examples(300)
+def test_late_requests_match_the_model(
+    world: MixedWorld, rate: str, burst: int, steps: list[tuple[str, int, int]]
+) -> None:
+    world.begin()
+    wanted = [demand(rate, burst=burst)]
+    told: dict[str, int] = {}
+    last = START
+    for number, (verb, which, late) in enumerate(steps):
+        lua: object = None
+        model: object = None
+        if verb in ("come", "join"):
+            waiting = sorted(told, key=lambda id: told[id])
+            id = waiting[which % len(waiting)] if waiting and verb == "come" else f"r{number}"
+            if verb == "come" and waiting:
+                world.set(max(world.model.now, told[id] + late * 10_000))
+            lua, model = answer, _ = world.acquire(wanted, id, horizon=50_000 * (which % 2), claim=10**7)
+            told.pop(id, None)
+            if answer.allowed:
+                last = answer.granted_at
+            else:
+                told[id] = world.model.now + answer.wait
+        elif verb == "pause":
+            world.pause("api", (late + 1) * 10_000)
+        else:
+            lua, model = world.settle(wanted, [1 + which], f"used{number}", last)
+        assert lua == model, f"step {number}: {verb} {which} {late}"
+
+
+@pytest.mark.parametrize("cause", ["pause", "use"])
+def test_late_requests_keep_their_order(frozen: Limiter, clock: Clock, cause: str) -> None:
+    """Nothing is wasted either: the permits lie one interval apart, from the first moment on."""
+    wanted = [demand("10/s")]
+    ask = frozen._asker.ask
+    assert ask(wanted, id="first").allowed
+    times = {id: START + us(ask(wanted, id=id, claim=60).retry_after) for id in "abcdef"}
+    if cause == "pause":
+        frozen.pause("api", 0.35, force=True)
+    else:
+        settle_demands(frozen, wanted, [4], id="first", granted_at=START)
+    granted: dict[str, int] = {}
+    while times:
+        id = min(times, key=times.__getitem__)
+        clock.set(times[id])
+        decision = ask(wanted, id=id, claim=60)
+        if decision.allowed:
+            granted[id] = times.pop(id)
+        else:
+            times[id] += us(decision.retry_after)
+    assert sorted(granted, key=granted.__getitem__) == list("abcdef")
+    at = sorted(granted.values())
+    assert {after - before for before, after in pairwise(at)} == {us(0.1)}
+    assert at[0] == START + us(0.35 if cause == "pause" else 0.4)

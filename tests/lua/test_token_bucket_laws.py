@@ -6,7 +6,6 @@ import heapq
 import random
 
 import pytest
-import redis
 from hypothesis import given
 
 from celery_ratelimit import Limiter
@@ -15,31 +14,19 @@ from tests.conftest import START, Clock
 from tests.examples import examples
 
 from .frozen import demand, us
-from .random_traces import Step, steps
+from .mixed_world import Act, MixedWorld, Play
+from .random_traces import bucket_acts
 from .windows import Start, check_every_window
-from .world import World
 
 
-@given(trace=steps(back=True))
+@given(trace=bucket_acts(back=True))
 @examples(200)
-def test_law_1_holds_when_the_clock_steps_back(world: World, trace: list[Step]) -> None:
-    world.begin()
-    true_time = clock = START
-    starts: dict[str, tuple[LimitRequest, list[Start]]] = {}
-    wait = 0
-    for step in trace:
-        pause = wait if step.after is None else step.after
-        true_time, clock = true_time + max(0, pause), clock + pause
-        world.set(clock)
-        if step.verb == "forget":
-            world.forget(step.demands, step.id)
-            continue
-        lua, _ = world.acquire(step.demands, step.id, step.horizon, step.claim, step.process)
-        wait = lua.wait
-        for each in step.demands if lua.allowed else ():
-            starts.setdefault(each.name, (each, []))[1].append(Start(true_time + wait, each.cost))
-    for limit, granted in starts.values():
-        check_every_window(granted, limit)
+def test_law_1_holds_when_the_clock_steps_back(world: MixedWorld, trace: list[Act]) -> None:
+    play = Play(world)
+    for act in trace:
+        play.do(act)
+    for limit in {each.name: each for act in trace for each in act.demands}.values():
+        check_every_window(play.taken(limit.name), limit)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +51,6 @@ def test_law_2_greedy_caller_uses_the_rate(
     granted = run_greedily(frozen, clock, wanted, us(seconds))
     full = wanted[0].limit.parsed.per_second * seconds
     assert 0.99 * full <= granted <= burst + full
-
-
-def test_law_2_burst_1_loses_fractions_of_a_microsecond(frozen: Limiter, clock: Clock) -> None:
-    assert run_greedily(frozen, clock, [demand("70000/s")], 15 * 700) == 701
 
 
 def run_greedily(limiter: Limiter, clock: Clock, wanted: list[LimitRequest], duration: int) -> int:
@@ -103,12 +86,3 @@ def test_laws_2_and_3_late_callers_waste_nothing_and_ask_about_once(frozen: Limi
     took = max(starts).at - START
     assert backlog * interval / took >= 0.99
     assert calls <= 2.05 * backlog
-
-
-def test_law_9_bucket_expires_0_1_s_after_it_is_full(limiter: Limiter, store: redis.Redis) -> None:
-    lives = (("100000/s", 1, 101), ("100/s", 1, 111), ("1/d", 1, 86_400_101), ("10/s", 50, 201))
-    for rate, burst, milliseconds in lives:
-        limiter.acquire(demand(rate, burst=burst, name=rate).limit)
-        left = store.pttl(f"ratelimit:v1:{{{rate}}}::state")
-        assert left == -2 or milliseconds - 1000 < left <= milliseconds
-        assert left != -1

@@ -14,45 +14,24 @@ from hypothesis import strategies as st
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
-from tests.conftest import PATIENT, Clock
+from tests.conftest import PATIENT
 from tests.examples import examples
 
 from .mixed_world import VERBS, Act, MixedWorld, Play, acts
 from .model import Answer, Model
 
-OF_TEN: list[AnyLimit] = [
-    Limit("10/s", burst=10, name="api"),
-    Limit("10/s", burst=10, name="api", debt=5),
-    Limit("10/s", burst=10, name="api", refill="interval"),
-    Limit("10/s", algorithm="fixed_window", name="api"),
-    Limit("10/s", algorithm="sliding_window", name="api"),
-    Limit("10/s", algorithm="sliding_log", name="api"),
-]
+BUCKET = Limit("10/s", burst=10, name="api")
+WINDOW = Limit("10/s", algorithm="fixed_window", name="api")
 PLACES = Concurrency(10, name="places")
-each_of_ten = pytest.mark.parametrize("limit", OF_TEN, ids=lambda limit: f"{limit.method} {getattr(limit, 'debt', 0)}")
 
 
 # -- acquire_up_to -----------------------------------------------------------------------------------------------------
 
 
-@each_of_ten
-def test_acquire_up_to_takes_the_available_permits(frozen: Limiter, limit: Limit) -> None:
-    first = frozen.acquire_up_to(limit, 4)
-    assert (first.allowed, first.permits, first.remaining) == (True, 4, 6)
-    second = frozen.acquire_up_to(limit, 100)
-    assert (second.allowed, second.permits, second.remaining) == (True, 6, 0)
-    refused = frozen.acquire_up_to(limit, 1)
-    assert (refused.allowed, refused.permits, refused.limited_by) == (False, 0, "api")
-    assert refused.retry_after == frozen.peek(limit).retry_after > 0
-    assert frozen.acquire(limit, cost=1).permits == 0, "no other call says so"
-
-
 def test_acquire_up_to_permits_are_settled_and_released(frozen: Limiter) -> None:
-    limit = OF_TEN[3]
-    assert frozen.settle(frozen.acquire_up_to(limit, 7), 2)
-    assert frozen.available(limit) == 8
+    assert frozen.settle(frozen.acquire_up_to(WINDOW, 7), 2)
+    assert frozen.available(WINDOW) == 8
     decision = frozen.acquire_up_to(PLACES, 25)
     assert (decision.permits, frozen.available(PLACES)) == (10, 0)
     assert frozen.renew(decision)
@@ -64,22 +43,13 @@ def test_acquire_up_to_permits_are_settled_and_released(frozen: Limiter) -> None
 
 def test_acquire_up_to_takes_what_the_tightest_limit_has(frozen: Limiter) -> None:
     tight = Limit("3/h", burst=3, name="tight", cost=2)
-    decision = frozen.acquire_up_to([OF_TEN[0], PLACES, tight], 8)
+    decision = frozen.acquire_up_to([BUCKET, PLACES, tight], 8)
     assert decision.permits == 3
     assert [each.remaining for each in decision.states] == [7, 7, 0]
-    refused = frozen.acquire_up_to([OF_TEN[0], PLACES, tight], 8)
+    refused = frozen.acquire_up_to([BUCKET, PLACES, tight], 8)
     assert (refused.permits, refused.limited_by) == (0, "tight")
-    assert frozen.available([OF_TEN[0], PLACES]) == 7, "nothing is taken of any"
-
-
-def test_acquire_up_to_leaves_permits_to_waiting_requests(frozen: Limiter, clock: Clock) -> None:
-    limit = Limit("10/s", burst=10, name="api")
-    asked = LimitRequest(limit, "api", "", 8)
-    assert frozen.acquire_up_to(limit, 5).permits == 5
-    assert not frozen._asker.ask([asked], id="waits", claim=60.0).allowed
-    assert frozen.acquire_up_to(limit, 5).permits == 0, "five are there, and are another's"
-    clock.advance(0.3)
-    assert frozen._asker.ask([asked], id="waits", claim=60.0).allowed
+    assert frozen.available([BUCKET, PLACES]) == 7, "nothing is taken of any"
+    assert frozen.acquire(BUCKET).permits == 0, "no other call says so"
 
 
 def test_acquire_up_to_leaves_the_reserve(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -91,19 +61,18 @@ def test_acquire_up_to_leaves_the_reserve(server: EmbeddedServer, store: redis.R
 
 
 def test_acquire_up_to_follows_stored_limits(frozen: Limiter) -> None:
-    limit = OF_TEN[0]
-    frozen.set_rate(limit, Limit("1/h", burst=2))
-    decision = frozen.acquire_up_to(limit, 10)
+    frozen.set_rate(BUCKET, Limit("1/h", burst=2))
+    decision = frozen.acquire_up_to(BUCKET, 10)
     assert (decision.permits, decision.capacity) == (2, 2)
-    frozen.pause(limit, 5)
-    assert frozen.acquire_up_to(limit, 10).permits == 0
+    frozen.pause(BUCKET, 5)
+    assert frozen.acquire_up_to(BUCKET, 10).permits == 0
 
 
 @pytest.mark.parametrize("permits", [0, -1, 1.5, True, "3", 10**9])
 def test_bad_numbers_of_permits_raise(frozen: Limiter, permits: object) -> None:
     for method in (frozen.acquire_up_to, frozen.charge):
         with pytest.raises(ConfigurationError, match="must be a whole number of permits, 1 to"):
-            method(OF_TEN[0], permits)  # type: ignore[arg-type]
+            method(BUCKET, permits)  # type: ignore[arg-type]
 
 
 def test_acquire_up_to_is_one_round_trip_and_counts_its_permits(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -120,7 +89,7 @@ def test_acquire_up_to_is_one_round_trip_and_counts_its_permits(server: Embedded
 def test_acquire_up_to_in_shadow_grants_all(frozen: Limiter) -> None:
     shadow = Limit("1/h", name="shadow", shadow=True)
     assert frozen.acquire_up_to(shadow, 7).permits == 7
-    assert frozen.acquire_up_to([shadow, OF_TEN[3]], 70).permits == 10
+    assert frozen.acquire_up_to([shadow, WINDOW], 70).permits == 10
 
 
 def test_acquire_up_to_over_several_hash_slots_raises(cluster_store: Cluster) -> None:
@@ -136,33 +105,17 @@ def test_acquire_up_to_over_several_hash_slots_raises(cluster_store: Cluster) ->
 # -- charge ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("limit", "wait"),
-    [
-        (Limit("10/s", burst=10, name="api"), 1.6),
-        (Limit("10/s", algorithm="leaky_bucket", name="api"), 2.5),
-        (Limit("10/s", burst=10, name="api", refill="interval"), 2.0),
-        (Limit("10/s", algorithm="fixed_window", name="api"), 2.0),
-        (Limit("10/s", algorithm="sliding_log", name="api"), 1.0),
-    ],
-    ids=lambda value: getattr(value, "method", ""),
-)
-def test_charge_beyond_the_limit_is_paid_by_waiting(frozen: Limiter, limit: Limit, wait: float) -> None:
-    frozen.charge(limit, 25)
-    assert frozen.peek(limit).retry_after == pytest.approx(wait)
-
-
 def test_charge_of_several_limits_and_keys(frozen: Limiter) -> None:
     by_key = Limit("10/s", burst=10, name="tenant", key="{tenant}")
-    frozen.charge([OF_TEN[0], by_key], 4, args={"tenant": "a"})
+    frozen.charge([BUCKET, by_key], 4, args={"tenant": "a"})
     assert [frozen.available(by_key, key=key) for key in "ab"] == [6, 10]
-    assert frozen.available(OF_TEN[0]) == 6
+    assert frozen.available(BUCKET) == 6
 
 
 def test_charge_of_a_concurrency_limit_raises(frozen: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="limit 'places': permits of a Concurrency are held, not spent"):
-        frozen.charge([OF_TEN[0], PLACES], 4)
-    assert frozen.available(OF_TEN[0]) == 10
+        frozen.charge([BUCKET, PLACES], 4)
+    assert frozen.available(BUCKET) == 10
 
 
 # -- Traces ------------------------------------------------------------------------------------------------------------
