@@ -118,6 +118,22 @@ def test_charge_of_a_concurrency_limit_raises(frozen: Limiter) -> None:
     assert frozen.available(BUCKET) == 10
 
 
+@pytest.mark.parametrize(
+    ("limit", "wait"),
+    [
+        (Limit("10/s", burst=10, name="api"), 1.6),
+        (Limit("10/s", algorithm="leaky_bucket", name="api"), 2.5),
+        (Limit("10/s", burst=10, name="api", refill="interval"), 2.0),
+        (Limit("10/s", algorithm="fixed_window", name="api"), 2.0),
+        (Limit("10/s", algorithm="sliding_log", name="api"), 1.0),
+    ],
+    ids=lambda value: getattr(value, "method", ""),
+)
+def test_charge_beyond_the_limit_is_paid_by_waiting(frozen: Limiter, limit: Limit, wait: float) -> None:
+    frozen.charge(limit, 25)
+    assert frozen.peek(limit).retry_after == pytest.approx(wait)
+
+
 # -- Traces ------------------------------------------------------------------------------------------------------------
 
 
