@@ -148,6 +148,9 @@ local function clear(limit)
         call('HDEL', limit.queues, key)
         call('ZREM', limit.ends, key)
     end
+end
+
+local function expire(limit)
     local last = tonumber(call('ZRANGE', limit.ends, -1, -1, 'WITHSCORES')[2])
     local ms = last and int(min(DAYS_MS, max(1, ceil((last - now + LATE_US + MINUTE_US) / 1000))))
     for _, key in ipairs(ms and {limit.queues, limit.ends} or {}) do call('PEXPIRE', key, ms) end
@@ -160,6 +163,7 @@ for i, limit in ipairs(limits) do
     local report = #limit.due > 0 and reckon(limit) or call('GET', limit.report) or ''
     if #limit.due > 0 then
         if #limit.due < 2 * MOST then clear(limit) end -- else others that have come by then are still to be reckoned
+        expire(limit)
     end
     local pending = call('ZCARD', limit.arrivals) - (read_only and #limit.due / 2 or 0)
     answer[i + 1] = {call('GET', limit.shadow) or '', report, pending}

@@ -215,7 +215,7 @@ def test_shadow_report_in_words(frozen: Limiter, clock: Clock) -> None:
     assert str(shadow_report(frozen, usual)) == "nothing has come yet"
     process = Process(frozen, clock)
     process.came(fast)
-    for _ in range(1999):
+    for _ in range(2000):  # a whole batch, after which nothing comes
         process.came(usual)
     process.tell()
     clock.advance(LATE)
@@ -223,6 +223,6 @@ def test_shadow_report_in_words(frozen: Limiter, clock: Clock) -> None:
         process.tell()
     assert str(shadow_report(frozen, fast)) == "would have delayed none of 1 task"
     said = str(shadow_report(frozen, usual))
-    assert said.startswith("would have delayed 1,994 of 1,999 tasks, by 199.4 s at most; used 333 % of 10/s at ")
+    assert said.startswith("would have delayed 1,995 of 2,000 tasks, by 199.5 s at most; used 333 % of 10/s at ")
     said = str(ShadowReport(5, 2, 1, 0.2, 0.3, 1.0, 0.5, 1.0, "1/s"))
     assert said.startswith("would have delayed 2 of 5 tasks, by 0.2 s at most, and refused 1; used 50 % of 1/s at ")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
-from celery.result import AsyncResult
 
-from celery_ratelimit import ImpossibleRequest, RateLimitedTask, Throttled
+from celery_ratelimit import ImpossibleRequest, RateLimitedTask
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, outcome, until
 
 
 def test_wait_holds_the_task_in_the_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -27,14 +25,6 @@ def test_wait_holds_the_task_in_the_worker(server: EmbeddedServer, store: redis.
         assert fleet.sent_back() == 0
         assert "throttled by limit 'tests.apps.fleet.wait' (4/s): waits in this worker, its turn is in" in fleet.log()
         assert_never_over(fleet.permits(), 4)
-
-
-def outcome(result: AsyncResult[Any]) -> str:
-    try:
-        result.get(timeout=60)
-    except Throttled:
-        return "throttled"
-    return "done"
 
 
 def test_max_wait_counts_tasks_that_are_parked(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
