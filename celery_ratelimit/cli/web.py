@@ -37,7 +37,7 @@ def web(
     no_token: bool,
     allowed_hosts: tuple[str, ...],
 ) -> None:
-    """Serve a page that shows how the limits stand, live. Needs celery-ratelimit[web]."""
+    """Serve a page with the status of all limits, live. Needs celery-ratelimit[web]."""
     from ..app.settings import settings_of
     from ..store.url_text import without_password
     from ..words import clock
