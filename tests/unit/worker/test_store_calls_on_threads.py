@@ -217,6 +217,16 @@ def test_queue_sets_no_alarm_during_its_call(bench: Bench) -> None:
 # -- Store calls -------------------------------------------------------------------------------------------------------
 
 
+def test_pending_call_is_not_made_after_the_connection_is_lost(bench: Bench) -> None:
+    """Another worker may have the message: parked here, it would run twice."""
+    bench.has_parked_tasks, made = True, []
+    bench.on_step["park"] = [lambda: made.append("parked")]
+    requests = come(bench, 1, "retry", "r1")
+    bench.lose_connection()
+    bench.run(1.0)
+    assert (ends(requests), made) == (["lost"], [])
+
+
 def test_wait_for_a_free_thread_is_not_latency(bench: Bench) -> None:
     """A call may wait for one of four threads: the latency of the store is the same."""
     calls, seconds = bench.gate._store_calls, []
