@@ -219,23 +219,17 @@ def test_cancelled_call_is_not_an_attempt(monkeypatch: pytest.MonkeyPatch) -> No
     bench.begin(NO_ANSWER)
     bench.run(0.02)
     assert ends(requests) == ["sent back", "sent back"]
-    held = lose_reply_far(bench)
+    bench.end_outage()
+    held = lose_reply(bench, 2)
+    bench.run(0.02)
+    assert ends(held) == ["", ""]
+    bench.end_outage()  # the call is about to be repeated
     bench.begin(NO_ANSWER)
     bench.run(1.0)
     assert (ends(held), bench.attempts[-2:]) == (["", ""], [[0, 0], [1, 1]])
     bench.end_outage()
     bench.run(0.02)
     assert (ends(held), bench.attempts[-1]) == (["parked", "parked"], [1, 1])
-
-
-def lose_reply_far(bench: Bench) -> list[Request]:
-    """A reply is lost, and the call is about to be repeated."""
-    bench.end_outage()
-    requests = lose_reply(bench, 2)
-    bench.run(0.02)
-    assert ends(requests) == ["", ""]
-    bench.end_outage()
-    return requests
 
 
 def test_requests_behind_a_lost_reply_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
