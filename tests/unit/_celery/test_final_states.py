@@ -16,7 +16,8 @@ from celery import Celery
 from celery.app.task import Context
 from celery.worker.request import Request
 
-from celery_ratelimit._celery import final_states
+from celery_ratelimit import RateLimitedTask
+from celery_ratelimit._celery import final_states, requests
 from celery_ratelimit._celery.final_states import DEADLINE, SLOW, STALLED, FinalStates
 
 
@@ -116,6 +117,13 @@ def hangs() -> Iterator[Hang]:
 ENDED = ["1", "acknowledged"]
 
 
+def begin(loop: Loop, hangs: Hang, *requests: Ending) -> None:
+    """These requests end; the backend hangs at the first."""
+    for request in requests:
+        loop.end(request, hangs)
+    hangs.begun.wait(20)
+
+
 def test_state_is_stored_on_a_thread_and_the_end_follows_in_the_loop(loop: Loop) -> None:
     request, threads = Ending("1"), list[int]()
     loop.end(request, lambda: threads.append(threading.get_ident()))
@@ -136,47 +144,33 @@ def test_backend_error_is_logged_and_the_task_ends(loop: Loop, caplog: pytest.Lo
 
 
 def test_hanging_backend_ends_tasks_at_the_deadline(loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture) -> None:
-    requests = [Ending("1"), Ending("2")]
-    for request in requests:
-        loop.end(request, hangs)
-    hangs.begun.wait(20)
+    """Its late reply changes nothing. A task that has ended is not stored."""
+    stored = list[str]()
+    first, second, third = requests = [Ending("1"), Ending("2"), Ending("3")]
+    begin(loop, hangs, first)
+    loop.end(second, partial(stored.append, "2"))
     loop.ring(SLOW)
     assert loop.widened == 2, "both have left the prefetch"
-    assert [request.events for request in requests] == [[], []]
+    assert [request.events for request in requests] == [[], [], []]
     loop.ring(DEADLINE)
-    assert [request.events for request in requests] == [["1", "acknowledged"], ["2", "acknowledged"]]
+    assert [request.events for request in requests] == [ENDED, ["2", "acknowledged"], []]
     assert loop.widened == 0
     lines = [(each.levelno, each.getMessage()) for each in caplog.records]
     text = "ends, but its state is not in the result backend: it has not answered within 15 s"
     assert lines == [(logging.ERROR, f"Task task[{id}] {text}") for id in "12"]
-
-
-def test_late_reply_changes_nothing_and_ended_tasks_are_not_stored(
-    loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture
-) -> None:
-    stored = list[str]()
-    requests = [Ending("1"), Ending("2"), Ending("3")]
-    for request, store in zip(requests, (hangs, partial(stored.append, "2")), strict=False):
-        loop.end(request, store)
-    hangs.begun.wait(20)
-    loop.ring(SLOW)
-    loop.ring(DEADLINE)
     hangs.over.set()
     loop.turn()
-    loop.end(requests[2], partial(stored.append, "3"))
+    loop.end(third, partial(stored.append, "3"))
     loop.turn()
-    assert stored == ["3"]
-    assert requests[0].events == ENDED
-    assert caplog.text.count("task[1]") == 1
+    assert (stored, first.events, len(caplog.records)) == (["3"], ENDED, 2)
 
 
 def test_number_of_waiting_states_is_bounded(
     loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(final_states, "MAX_WAITING", 3)
-    requests = [Ending(str(number)) for number in range(6)]
-    loop.end(requests.pop(), hangs)
-    hangs.begun.wait(20)
+    begin(loop, hangs, Ending("hangs"))
+    requests = [Ending(str(number)) for number in range(5)]
     loop.now += STALLED
     for request in requests:
         loop.end(request, hangs)
@@ -187,9 +181,7 @@ def test_number_of_waiting_states_is_bounded(
 def test_slow_backend_that_answers_ends_no_task_early(loop: Loop, hangs: Hang) -> None:
     """However many states wait. Their messages stay in the prefetch, unless one state takes long."""
     requests = [Ending(str(number)) for number in range(3)]
-    for request in requests:
-        loop.end(request, hangs)
-    hangs.begun.wait(20)
+    begin(loop, hangs, *requests)
     for seconds, widened in ((SLOW / 2, 0), (SLOW, 3), (SLOW, 3)):
         loop.now += DEADLINE
         loop.states._busy_since = loop.now  # with the next one
@@ -229,9 +221,8 @@ def test_lost_connection_leaves_messages_to_the_broker(
     loop: Loop, hangs: Hang, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = Ending("1")
-    loop.end(request, hangs)
+    begin(loop, hangs, request)
     loop.states.close(stopping=False)
-    hangs.begun.wait(20)
     for seconds in (SLOW, DEADLINE):
         loop.ring(seconds)
     assert (request.events, caplog.text, loop.widened) == ([], "", 0)
@@ -262,3 +253,16 @@ def test_terminated_task_is_stored_by_celery(loop: Loop, terminated: bool) -> No
     Request._announce_revoked(request, "revoked", terminated, None, False)
     assert request.events == ["task-revoked", "stored", "acknowledged"]
     assert loop.revoked == []
+
+
+def test_async_hook_of_a_task_is_logged_and_not_run(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    class Locked(RateLimitedTask):
+        async def on_throttled_out(self, outcome: str, id: str, args: Any, kwargs: Any) -> None:
+            raise AssertionError("it was not to run")
+
+    task = Celery(set_as_current=False).task(body, base=Locked, name="locked")
+    requests.throttled_out(task, Context(id="1", args=(), kwargs={}), "dropped", "throttled")
+    assert "Task locked[1] ends, but its on_throttled_out raised TypeError('it is async" in caplog.text
+    assert not [each for each in recwarn if "never awaited" in str(each.message)]

@@ -24,6 +24,10 @@ CLOSED = (
 )
 
 
+def timeout_of(seconds: int) -> dict[str, Any]:
+    return {"x-consumer-timeout": 1000 * seconds}
+
+
 def broker_with(**queues: dict[str, Any]) -> Broker:
     app = Celery("held", broker="amqp://", set_as_current=False)
     app.conf.task_queues = [Queue(name, **options) for name, options in queues.items()]
@@ -34,17 +38,11 @@ def broker_with(**queues: dict[str, Any]) -> Broker:
     ("options", "timeout"),
     [
         ({}, 1800),
-        ({"queue_arguments": {"x-consumer-timeout": 60_000}}, 60),
-        ({"consumer_arguments": {"x-consumer-timeout": 60_000}}, 60),
-        (
-            {
-                "queue_arguments": {"x-consumer-timeout": 60_000},
-                "consumer_arguments": {"x-consumer-timeout": 90_000},
-            },
-            90,
-        ),
-        ({"queue_arguments": {"x-consumer-timeout": 7_200_000}}, 1800),
-        ({"queue_arguments": {"x-consumer-timeout": 0}}, 1800),
+        ({"queue_arguments": timeout_of(60)}, 60),
+        ({"consumer_arguments": timeout_of(60)}, 60),
+        ({"queue_arguments": timeout_of(60), "consumer_arguments": timeout_of(90)}, 90),
+        ({"queue_arguments": timeout_of(7200)}, 1800),
+        ({"queue_arguments": timeout_of(0)}, 1800),
     ],
 )
 def test_hold_time_follows_the_consumer_timeout_of_the_queue(options: dict[str, Any], timeout: float) -> None:
@@ -54,7 +52,7 @@ def test_hold_time_follows_the_consumer_timeout_of_the_queue(options: dict[str, 
 
 
 def test_closed_channel_lowers_the_hold_time(caplog: pytest.LogCaptureFixture) -> None:
-    broker = broker_with(jobs={"queue_arguments": {"x-consumer-timeout": 60_000}}, others={})
+    broker = broker_with(jobs={"queue_arguments": timeout_of(60)}, others={})
     with caplog.at_level(logging.WARNING):
         broker.on_channel_closed(CLOSED.format(5000))  # it has held no message with a limit
         holds = [broker.max_hold("jobs"), broker.max_hold("others")]
@@ -93,7 +91,7 @@ def test_message_nears_the_delivery_limit_at_half_of_it(
 @pytest.mark.parametrize(
     ("options", "arguments", "parts"),
     [
-        ({}, {"x-consumer-timeout": 60_000}, ["has x-consumer-timeout 60 s"]),
+        ({}, timeout_of(60), ["has x-consumer-timeout 60 s"]),
         ({}, {"x-queue-type": "quorum"}, []),
         ({"acks_late": True}, {"x-queue-type": "quorum"}, ["more than 20 workers"]),
         ({"acks_late": True}, {"x-queue-type": "quorum", "x-delivery-limit": 3}, ["more than 3 workers"]),

@@ -7,6 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery.concurrency.prefork import TaskPool
@@ -82,20 +83,20 @@ def test_stopped_pool_has_no_free_process() -> None:
 
 
 def test_runtime_comes_from_the_pool_not_from_a_busy_loop() -> None:
-    given: dict[str, Any] = {}
-    pool = Pool(
-        SimpleNamespace(num_processes=4, is_green=False, apply_async=lambda *_, **options: given.update(options))
-    )
+    apply_async = Mock()
+    pool = Pool(SimpleNamespace(num_processes=4, is_green=False, apply_async=apply_async))
     pool.watch(lambda request: None, lambda request, refusal: None)
-    pool._pool.apply_async(None, ("task",), callback=None)
-    (job,) = pool._jobs.values()
-    job.started_at = time.monotonic() - 0.5
-    given["callback"]((False, None, 0.001))
+
+    def end(name: str, callback: str, said: Any) -> None:
+        """A task ends that began half a second ago."""
+        pool._pool.apply_async(None, (name,), callback=None)
+        (job,) = pool._jobs.values()
+        job.started_at = time.monotonic() - 0.5
+        apply_async.call_args.kwargs[callback](said)
+
+    end("task", "callback", (False, None, 0.001))
     assert pool.mean_runtime("task") == pytest.approx(0.001 + END_LATENCY)
-    pool._pool.apply_async(None, ("other",), callback=None)
-    (job,) = pool._jobs.values()
-    job.started_at = time.monotonic() - 0.5
-    given["error_callback"]("lost")
+    end("other", "error_callback", "lost")
     assert pool.mean_runtime("other") >= 0.5, "the pool does not say"
 
 
@@ -119,21 +120,14 @@ def test_process_still_running_after_a_lost_connection_stays_busy() -> None:
     running, dead, ended, waits = job(1), job(2, alive=False), job(3, ready=True), job(4, accepted=False)
     jobs = dict(enumerate([running, dead, ended, waits]))
     celerys = SimpleNamespace(_cache=dict(jobs), _busy_workers={1, 2, 3, 4})
-
-    def on_close() -> None:
-        celerys._cache.clear()
-        celerys._busy_workers.clear()
-
-    consumer = SimpleNamespace(on_close=on_close)
+    consumer = SimpleNamespace(on_close=lambda: (celerys._cache.clear(), celerys._busy_workers.clear()))
     Pool(SimpleNamespace(is_green=False, _pool=celerys)).survive_reconnect(consumer)
     consumer.on_close()
     assert celerys._busy_workers == {1}
     assert list(celerys._cache.values()) == [running, dead]
 
 
-def test_job_written_to_a_process_survives_a_lost_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_job_written_to_a_process_survives_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery lets go of it, as the process has not said yet that it has begun; and the process runs it."""
     reserved: set[Any] = set()
     monkeypatch.setattr(state, "reserved_requests", reserved)
@@ -141,10 +135,7 @@ def test_job_written_to_a_process_survives_a_lost_connection(
     cache: dict[int, Any] = {}
 
     class Handler:
-        """Of a request."""
-
-        def __init__(self, process: object) -> None:
-            self.process = process
+        """Of a request. The end of its task is told to it."""
 
         def on_end(self, *_: Any) -> None: ...
 
@@ -153,14 +144,13 @@ def test_job_written_to_a_process_survives_a_lost_connection(
         cache[len(cache)] = job
         return job
 
-    processes = SimpleNamespace(_cache=cache)
-    pool = Pool(SimpleNamespace(num_processes=4, is_green=False, apply_async=apply_async, _pool=processes))
+    celerys = SimpleNamespace(_cache=cache)
+    pool = Pool(SimpleNamespace(num_processes=4, is_green=False, apply_async=apply_async, _pool=celerys))
     pool.watch(lambda request: None, lambda request, refusal: None)
-    process = SimpleNamespace(inqW_fd=1, _is_alive=lambda: True)
-    written, waits = Handler(process), Handler(None)
-    for request in (written, waits):
+    process, written, waits = SimpleNamespace(inqW_fd=1, _is_alive=lambda: True), Handler(), Handler()
+    for request, written_to in ((written, process), (waits, None)):
         reserved.add(request)
-        pool._pool.apply_async(None, ("task", request.process), callback=request.on_end)
+        pool._pool.apply_async(None, ("task", written_to), callback=request.on_end)
     consumer = SimpleNamespace(on_close=lambda: (cache.clear(), reserved.clear()))
     pool.survive_reconnect(consumer)
     consumer.on_close()

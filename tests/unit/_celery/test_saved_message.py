@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
+from celery_ratelimit._celery.consumed_queues import ConsumedQueues
 from celery_ratelimit._celery.publish_again import publish
-from celery_ratelimit._celery.saved_message import (
-    ReturnAddress,
-    marker_in,
-    marker_in_headers,
-    parcel_of,
-    set_countdown,
-)
+from celery_ratelimit._celery.saved_message import ReturnAddress, marker_in, marker_in_headers, parcel_of, set_countdown
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
 BACK = {**MARKER, "lot": ["name", "key"], "id": "1@celery", "copy": 2, "since": 5}
@@ -25,7 +20,7 @@ OF_OTHERS = ["mine", 5, None, [], {}, {"limit": 5}, {"queue": "x"}, {**MARKER, "
 
 def a_request(**headers: Any) -> SimpleNamespace:
     message = SimpleNamespace(
-        headers={"id": "1", "eta": None, **headers},
+        headers={"id": "1", "eta": None} | headers,
         properties={"correlation_id": "1"},
         body=b"[]",
         content_type="application/json",
@@ -109,28 +104,22 @@ def returning(slot: int | None = 1_000_000, wait: int = 900_000, eta: str | None
         (returning(wait=900_000_000), None, 720.0),  # no longer than a message is held
         (returning(eta=None), 0.5, None),  # it has no countdown
         (a_request().message, 0.5, None),  # nor has one that was not throttled
+        (a_request(eta="2030-01-01T00:00:00+00:00").message, 0.5, None),  # of the user's
     ],
 )
 def test_countdown_follows_the_clock_of_the_store(message: Any, until: float | None, seconds: float | None) -> None:
-    message = SimpleNamespace(headers=dict(message.headers))
-    before = datetime.now(timezone.utc)
-    assert set_countdown(message, lambda slot: until, 0.05, lambda queue: 720.0) == (
-        seconds if seconds is None else pytest.approx(seconds)
-    )
-    if seconds is None:
-        return
+    message, before = SimpleNamespace(headers=dict(message.headers)), message.headers["eta"]
+    now = datetime.now(timezone.utc)
+    found = set_countdown(message, lambda slot: until, 0.05, lambda queue: 720.0)
     eta = message.headers["eta"]
+    if seconds is None:
+        assert (found, eta) == (None, before)
+        return
+    assert found == pytest.approx(seconds)
     if seconds <= 0:
         assert eta is None
     else:
-        assert 0 <= (datetime.fromisoformat(eta) - before).total_seconds() - seconds < 10
-
-
-def test_users_eta_is_unchanged() -> None:
-    message = a_request().message
-    message.headers["eta"] = "2030-01-01T00:00:00+00:00"
-    set_countdown(message, lambda slot: 0.5, 0.05, lambda queue: 720.0)
-    assert message.headers["eta"] == "2030-01-01T00:00:00+00:00"
+        assert 0 <= (datetime.fromisoformat(eta) - now).total_seconds() - seconds < 10
 
 
 def test_wait_and_slot_of_an_earlier_return_are_dropped() -> None:
@@ -151,3 +140,45 @@ def test_sqs_deduplication_properties_are_dropped() -> None:
         publish(producer, parcel_of(request, "celery", back))
         assert producer.options["MessageGroupId"] == "a"
         assert not {"MessageDeduplicationId", "DelaySeconds"} & producer.options.keys()
+
+
+# -- The original queue of a message whose header names an unknown one -------------------------------------------------
+
+
+class Names:
+    """Of a worker that consumes "celery" and "emails", beside their return queues."""
+
+    def __init__(self) -> None:
+        self.queues = {"celery": None, "emails": None}
+
+    def make_name(self, queue: str) -> str:
+        return f"{queue}.throttled"
+
+    def origin_of(self, name: str) -> str:
+        return name.removesuffix(".throttled")
+
+
+@pytest.mark.parametrize(
+    ("says", "came_by", "taken_as"),
+    [
+        ("celery", "celery.throttled", "celery"),
+        ("emails", "celery.throttled", "emails"),  # one return queue for both
+        ("elsewhere", "celery.throttled", "elsewhere"),  # the app has it, other workers consume it
+        ("gone", "celery.throttled", "celery"),
+        ("gone", "gone", "gone"),
+        ("celery", "emails", "emails"),  # a dead letter
+        (None, "celery", None),
+    ],
+)
+def test_message_from_an_unknown_queue_belongs_to_its_receiving_queue(
+    says: str | None, came_by: str, taken_as: str | None
+) -> None:
+    consumption: Any = ConsumedQueues.__new__(ConsumedQueues)
+    consumption._names = Names()
+    consumption._consumer = SimpleNamespace(
+        app=SimpleNamespace(amqp=SimpleNamespace(queues={"celery": 1, "elsewhere": 1}))
+    )
+    headers = {} if says is None else {"celery-ratelimit-return": {**MARKER, "queue": says}}
+    message = SimpleNamespace(headers=headers, ratelimit_queue=came_by, delivery_info={})
+    consumption.correct_queue(message)
+    assert marker_in(message).get("queue") == taken_as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,17 +27,8 @@ LIMITS: dict[str, Any] = {"api": Limit("100/s", name="api"), "places": Concurren
 
 
 def message(name: str = "api", **marker: Any) -> Any:
-    said = {
-        "queue": "q",
-        "eta": None,
-        "exchange": "",
-        "routing_key": "q",
-        "lot": [name, ""],
-        "id": "a~0@q",
-        "copy": 1,
-        **marker,
-    }
-    return SimpleNamespace(headers={"id": "a", RETURN_HEADER: said})
+    said = {"queue": "q", "eta": None, "exchange": "", "routing_key": "q", "lot": [name, ""], "id": "a~0@q", "copy": 1}
+    return SimpleNamespace(headers={"id": "a", RETURN_HEADER: {**said, **marker}})
 
 
 @pytest.fixture
@@ -51,20 +43,17 @@ def occupied(now: list[float]) -> OccupiedBucketCache:
     return OccupiedBucketCache(LIMITS)
 
 
-def test_bucket_is_closed_until_the_latest_returning_turn(occupied: OccupiedBucketCache, now: list[float]) -> None:
-    occupied.note_coming(message(), 0.4)
-    occupied.note_coming(message(), 0.2)
-    assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
-    now[0] += 0.39 - CLOSED_AHEAD
+@pytest.mark.parametrize(("turns", "latest"), [([0.4, 0.2], 0.4), ([3600.0], RETURN_AHEAD)])
+def test_bucket_is_closed_until_the_latest_returning_turn(
+    occupied: OccupiedBucketCache, now: list[float], turns: list[float], latest: float
+) -> None:
+    """In whatever order they come. An overlong countdown is capped."""
+    for turn in turns:
+        occupied.note_coming(message(), turn)
+    assert occupied.is_closed(API)
+    now[0] += latest - 0.01 - CLOSED_AHEAD
     assert occupied.is_closed(API)
     now[0] += 0.02
-    assert not occupied.is_closed(API)
-
-
-def test_overlong_countdown_is_capped(occupied: OccupiedBucketCache, now: list[float]) -> None:
-    occupied.note_coming(message(), 3600.0)
-    assert occupied.is_closed(API)
-    now[0] += RETURN_AHEAD
     assert not occupied.is_closed(API)
 
 
@@ -77,11 +66,12 @@ def test_sent_back_and_concurrency_messages_close_no_bucket(occupied: OccupiedBu
 
 
 def test_gate_notes_the_countdown_of_a_returning_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, heard = Bench(monkeypatch, processes=1), []
-    bench.note_coming = lambda message, seconds: heard.append(seconds)  # type: ignore[method-assign]
+    bench = Bench(monkeypatch)
+    bench.note_coming = Mock()  # type: ignore[method-assign]
     monkeypatch.setattr(gate, "set_countdown", lambda *_: 0.5)
-    bench.gate.on_message(message())
-    assert heard == [pytest.approx(0.55)], "it comes back a little before its turn"
+    returning = message()
+    bench.gate.on_message(returning)
+    bench.note_coming.assert_called_once_with(returning, pytest.approx(0.55))  # it comes back a little before its turn
 
 
 @pytest.mark.parametrize(
@@ -94,53 +84,46 @@ def test_first_poll_of_a_bucket_precedes_its_turn(occupied: OccupiedBucketCache,
     assert turn == 0.0 or seconds == FIRST_POLL_DELAY or seconds + RETURN_DURATION <= turn
 
 
-RATE = LimitRequest(Limit("100/s", name="api"), "api")
-
-
-def test_new_request_stands_behind_the_last_returned_task_until_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [NOW]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    occupied = OccupiedBucketCache({"api": RATE.limit})
-    assert occupied.lot_of([RATE]) is None
+def test_new_request_stands_behind_the_last_returned_task_until_its_turn(
+    occupied: OccupiedBucketCache, now: list[float]
+) -> None:
+    rate = LimitRequest(LIMITS["api"], "api")
+    assert occupied.lot_of([rate]) is None
     occupied.note_turn(API, NOW + 0.5)
     assert occupied.is_closed(API)
-    assert occupied.lot_of([RATE]) is RATE
+    assert occupied.lot_of([rate]) is rate
     occupied.forget(API)  # the backlog is empty
-    assert occupied.lot_of([RATE]) is RATE
+    assert occupied.lot_of([rate]) is rate
     now[0] += 0.41
-    assert occupied.lot_of([RATE]) is None, "its own turn comes soon: it asks"
+    assert occupied.lot_of([rate]) is None, "its own turn comes soon: it asks"
     occupied.note_turn(API, now[0] + 0.5)
     occupied.forget_turns({"other"})
     assert occupied.is_closed(API)
     occupied.forget_turns({"api"})  # it is another limit now
-    assert occupied.lot_of([RATE]) is None
+    assert occupied.lot_of([rate]) is None
 
 
-def test_turns_of_the_oldest_buckets_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_of_the_oldest_buckets_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, occupied: OccupiedBucketCache
+) -> None:
     monkeypatch.setattr("celery_ratelimit.backlog.tuning.MAX_KNOWN_BUCKETS", 3)
-    occupied, soon = OccupiedBucketCache({"api": RATE.limit}), time.monotonic() + 60.0
-    for number in range(5):
-        occupied.note_turn(("api", str(number)), soon)
-    assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
+    buckets = [("api", str(number)) for number in range(5)]
+    for bucket in buckets:
+        occupied.note_turn(bucket, NOW + 60.0)
+    assert [*map(occupied.is_closed, buckets)] == [False, False, True, True, True]
 
 
 def test_changed_rate_forgets_known_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, processes=1)
-    forgotten: list[Any] = []
-    bench.forget_turns = forgotten.append  # type: ignore[method-assign]
+    bench = Bench(monkeypatch)
+    bench.forget_turns = Mock()  # type: ignore[method-assign]
     bench.gate._changed({"r1"})
-    assert forgotten == [{"r1"}]
+    bench.forget_turns.assert_called_once_with({"r1"})
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 1.0), (100, 1.0), (150, 1.5), (5000, 2.0)])
 def test_counts_are_sent_less_often_in_a_large_fleet(workers: int, seconds: float) -> None:
-    register = FleetRegistry(SimpleNamespace())  # type: ignore[arg-type]
+    unused: Any = SimpleNamespace(core=None)
+    register, call_after = FleetRegistry(unused), Mock()
     register.workers = workers
-    later: list[float] = []
-    counting = DecisionCounter(
-        SimpleNamespace(core=None),  # type: ignore[arg-type]
-        lambda seconds, call: later.append(seconds),
-        times=lambda: register.counts_apart,
-    )
-    counting.counter.happened("refused", ["api"])
-    assert later == [PAUSE * seconds]
+    DecisionCounter(unused, call_after, times=lambda: register.counts_apart).counter.happened("refused", ["api"])
+    assert [call.args[0] for call in call_after.mock_calls] == [PAUSE * seconds]

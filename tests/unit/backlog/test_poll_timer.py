@@ -27,7 +27,7 @@ class World:
         self.now = 100.0
         self.timers: list[tuple[float, int, list[Callable[[], None]]]] = []
         self.numbers = itertools.count()
-        self.use_threads = self.is_lost = False
+        self.is_worth_threads = self.is_lost = False
         self.in_flight: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.heard: list[Any] = []
         self.begun: list[float] = []
@@ -43,14 +43,8 @@ class World:
         )
         outage: Any = self
         worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(no_event_loop=False))
-        latency: Any = SimpleNamespace(note=lambda seconds: None)
-        world = self
-
-        class Calls(StoreCalls):
-            _use_threads = property(lambda calls: world.use_threads)  # type: ignore[assignment]
-
-        self.calls = Calls(worker, outage)
-        self.calls.latency = latency
+        self.calls = StoreCalls(worker, outage)
+        self.calls.latency = self  # type: ignore[assignment]
         self.calls._threads = self  # type: ignore[assignment]
         self.raised: list[Exception] = []
         self.poll_timer = PollTimer(worker, outage, self.calls, self.poll, lambda: PAUSE, lambda now: self.is_allowed)
@@ -70,7 +64,10 @@ class World:
                 waiting.pop()()
         self.now = end
 
-    # -- Threads ---------------------------------------------------------------------------------------------------
+    # -- Threads, and how far away the store is --------------------------------------------------------------------
+
+    def note(self, seconds: float) -> None:
+        """The latency is what a test says."""
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -153,36 +150,32 @@ def test_poll_of_a_near_store_completes_at_once_and_repeats(world: World) -> Non
 
 
 def test_poll_of_a_distant_store_returns_to_the_loop_after_each_call(world: World) -> None:
-    world.use_threads = True
+    world.is_worth_threads = True
     world.wait(PAUSE)
-    assert (world.heard, len(world.in_flight)) == ([], 1)
-    world.answer()
-    assert (world.heard, len(world.in_flight)) == (["due"], 1)
-    world.answer()
+    for heard in ([], ["due"]):
+        assert (world.heard, len(world.in_flight)) == (heard, 1)
+        world.answer()
     assert (world.heard, world.closed, world.in_flight) == (["due", "left"], 1, [])
     world.wait(PAUSE)
     assert len(world.in_flight) == 1, "the next poll"
 
 
 def test_poll_requested_during_a_poll_follows_it_once(world: World) -> None:
-    world.use_threads = True
+    world.is_worth_threads = True
     world.wait(PAUSE)
     world.poll_timer.soon(0.01)
     world.poll_timer.soon(5 * PAUSE)  # the earlier one counts
     world.wait(5 * QUIET_POLL_INTERVAL)
     assert len(world.begun) == 1
-    world.answer()
-    world.answer()
-    world.wait(NEXT_TURN)
-    assert len(world.begun) == 2
-    world.answer()
-    world.answer()
-    world.wait(PAUSE - NEXT_TURN)
-    assert len(world.begun) == 2, "once"
+    for seconds in (NEXT_TURN, PAUSE - NEXT_TURN):
+        world.answer()
+        world.answer()
+        world.wait(seconds)
+        assert len(world.begun) == 2, "once"
 
 
 def test_requested_poll_keeps_its_time_if_the_current_one_ends(world: World) -> None:
-    world.use_threads = True
+    world.is_worth_threads = True
     world.wait(PAUSE)
     world.poll_timer.soon(PAUSE / 4)
     world.answer()
@@ -192,30 +185,33 @@ def test_requested_poll_keeps_its_time_if_the_current_one_ends(world: World) -> 
 
 
 def test_poll_continues_in_the_loop_when_latency_drops(world: World) -> None:
-    world.use_threads = True
+    world.is_worth_threads = True
     world.wait(PAUSE)
-    world.use_threads = False
+    world.is_worth_threads = False
     world.answer()
     assert (world.heard, world.closed) == (["due", "left"], 1)
 
 
 @pytest.mark.parametrize("use_threads", [False, True])
 def test_outage_ends_a_poll_and_polling_resumes(world: World, use_threads: bool) -> None:
-    world.use_threads, world.questions = use_threads, [lambda: "due", lost, lambda: "never"]
+    world.is_worth_threads, world.questions = use_threads, [lambda: "due", lost, lambda: "never"]
     world.wait(PAUSE)
     while world.in_flight:
         world.answer()
     assert (world.heard, world.closed, world.is_lost) == (["due"], 1, True)
     world.wait(5 * PAUSE)
     assert len(world.begun) == 1, "no poll during an outage"
-    world.is_lost, world.questions = False, []
+    world.is_lost, world.questions, world.is_allowed = False, [], False
+    world.wait(PAUSE)
+    assert len(world.begun) == 1, "no poll while polling is not allowed"
+    world.is_allowed = True
     world.wait(PAUSE)
     assert len(world.begun) == 2
 
 
 @pytest.mark.parametrize("use_threads", [False, True])
 def test_error_ends_one_poll_alone(world: World, use_threads: bool) -> None:
-    world.use_threads, world.questions = use_threads, [wrong]
+    world.is_worth_threads, world.questions = use_threads, [wrong]
     if use_threads:
         world.wait(PAUSE)
         world.answer()
@@ -230,7 +226,7 @@ def test_error_ends_one_poll_alone(world: World, use_threads: bool) -> None:
 
 
 def test_end_publishes_returned_tasks_and_stops_polling(world: World) -> None:
-    world.use_threads, world.questions = True, [lambda: "left", lambda: "never"]
+    world.is_worth_threads, world.questions = True, [lambda: "left", lambda: "never"]
     world.wait(PAUSE)
     world.end()
     assert (world.heard, world.closed, world.in_flight) == (["left"], 1, [])
@@ -242,7 +238,7 @@ def test_end_publishes_returned_tasks_and_stops_polling(world: World) -> None:
 
 @pytest.mark.parametrize("question", [lost, wrong])
 def test_end_succeeds_if_the_last_call_fails(world: World, question: Callable[[], Any]) -> None:
-    world.use_threads, world.questions = True, [question]
+    world.is_worth_threads, world.questions = True, [question]
     world.wait(PAUSE)
     world.end()
     assert (world.heard, world.closed) == ([], 1)
@@ -250,15 +246,6 @@ def test_end_succeeds_if_the_last_call_fails(world: World, question: Callable[[]
     world.questions = []
     world.wait(PAUSE)
     assert world.closed == 2
-
-
-def test_no_poll_while_polling_is_not_allowed(world: World) -> None:
-    world.is_allowed = False
-    world.wait(5 * PAUSE)
-    assert world.begun == []
-    world.is_allowed = True
-    world.wait(PAUSE)
-    assert len(world.begun) == 1
 
 
 def test_operation_without_calls_returns_its_value() -> None:

@@ -20,18 +20,6 @@ from celery_ratelimit.worker.rules import Park
 API = LimitRequest(Limit("100/s", name="api"), "api")
 
 
-class Lots:
-    """What a scheduler asks of the backlog: any number of buckets is one part."""
-
-    register = SimpleNamespace(workers=1)
-
-    def memory(self) -> tuple[int, int]:
-        return 0, 0
-
-    def parts(self, buckets: Any) -> Any:
-        return [list(buckets)]
-
-
 class Limits(dict[str, Any]):
     names = ("api", "places")
 
@@ -40,8 +28,8 @@ class Limits(dict[str, Any]):
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
     for part in ("UnattendedTaskWatcher", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
         monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
-    lots: Any = Lots()
-    lots.bell = MagicMock()
+    lots = MagicMock(register=SimpleNamespace(workers=1))
+    lots.memory.return_value, lots.parts = (0, 0), lambda buckets: [list(buckets)]  # any number of buckets is one part
     limits: Any = Limits({"api": API.limit, "places": Concurrency(2, name="places")})
     return ReturnScheduler(MagicMock(), lots, limits, MagicMock(), MagicMock(), 60.0, MagicMock())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from celery_ratelimit.store_calls.tuning import LONGEST_DEFERRAL, PROBE_INTERVAL
 
 #: What is of one bucket: a probe does not meet it.
 REFUSED = StoreMisconfigured("WRONGTYPE")
-STORE: Any = SimpleNamespace(link=SimpleNamespace(is_moving=False))
+NO_ANSWER = StoreUnavailable("no answer")
 
 
 @pytest.fixture
@@ -24,16 +25,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(outage, "random", SimpleNamespace(uniform=lambda *_: 1.0))
-    monkeypatch.setattr(outage, "threading", SimpleNamespace(Event=threading.Event, Thread=_Thread))
+    # No thread looks for a store: whether it is back is what a test says.
+    monkeypatch.setattr(outage, "threading", SimpleNamespace(Event=threading.Event, Thread=Mock()))
     return now
 
 
-class _Thread:
-    """Looks for no store: whether it is back is what a test says."""
-
-    def __init__(self, **_: Any) -> None: ...
-
-    def start(self) -> None: ...
+@pytest.fixture
+def lost(clock: list[float]) -> Outage:
+    store: Any = SimpleNamespace(link=SimpleNamespace(is_moving=False))
+    return Outage(store, lambda callback: None, lambda: None)
 
 
 def end(lost: Outage) -> None:
@@ -41,32 +41,28 @@ def end(lost: Outage) -> None:
     lost._end(lost._over, [])
 
 
-def test_deferral_grows_while_the_store_only_seems_to_be_back(clock: list[float]) -> None:
-    """The probe succeeds, and the deferred tasks fail each time."""
-    lost = Outage(STORE, lambda callback: None, lambda: None)
-    pauses = []
+@pytest.mark.parametrize(
+    ("error", "meets_it_again", "pauses"),
+    [
+        (REFUSED, True, [1, 1, 2, 4, 8, 16]),  # the probe succeeds, and the deferred tasks fail each time
+        (NO_ANSWER, False, [1] * 6),  # separate short outages
+    ],
+)
+def test_deferral_grows_only_while_the_store_only_seems_to_be_back(
+    clock: list[float], lost: Outage, error: Exception, meets_it_again: bool, pauses: list[float]
+) -> None:
+    found = []
     for _ in range(12):
-        lost.begin(REFUSED)
-        pauses.append(lost.pause())
+        lost.begin(error)
+        found.append(lost.pause())
         clock[0] += PROBE_INTERVAL
         end(lost)
-        clock[0] += pauses[-1] - PROBE_INTERVAL
-    assert pauses[:4] == [1, 1, 2, 4]
-    assert pauses[-1] == LONGEST_DEFERRAL
+        clock[0] += found[-1] - PROBE_INTERVAL if meets_it_again else PROBE_INTERVAL
+    assert found[:6] == pauses
+    assert found[-1] == max(found) == (LONGEST_DEFERRAL if meets_it_again else 1)
 
 
-def test_separate_short_outages_do_not_add_up(clock: list[float]) -> None:
-    lost = Outage(STORE, lambda callback: None, lambda: None)
-    for _ in range(12):
-        lost.begin(StoreUnavailable("no answer"))
-        assert lost.pause() == 1
-        clock[0] += PROBE_INTERVAL
-        end(lost)
-        clock[0] += PROBE_INTERVAL
-
-
-def test_later_outage_starts_with_a_short_deferral(clock: list[float]) -> None:
-    lost = Outage(STORE, lambda callback: None, lambda: None)
+def test_later_outage_starts_with_a_short_deferral(clock: list[float], lost: Outage) -> None:
     lost.begin(REFUSED)
     clock[0] += 20
     assert lost.pause() == 20
@@ -76,7 +72,6 @@ def test_later_outage_starts_with_a_short_deferral(clock: list[float]) -> None:
     assert lost.pause() == 1
 
 
-def test_log_line_has_one_full_stop(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    lost = Outage(STORE, lambda callback: None, lambda: None)
+def test_log_line_has_one_full_stop(lost: Outage, caplog: pytest.LogCaptureFixture) -> None:
     lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."))
     assert "Connection refused. Limited tasks" in caplog.text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
+from queue import Queue
 from threading import Event, get_ident
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,22 +20,21 @@ from celery_ratelimit.store_calls.store_calls import StoreCalls, StoreLatency
 from celery_ratelimit.store_calls.tuning import THREADS_FROM
 
 
-def calls_of(
-    latency: StoreLatency, *, no_event_loop: bool = False, wakes: bool = True, call_soon: Any = None
-) -> StoreCalls:
-    """Store calls of a worker whose store is not lost."""
-    timers = SimpleNamespace(call_soon_wakes_loop=wakes, guarded=lambda call: call, call_soon=call_soon)
+def latency_of(*seconds: float) -> StoreLatency:
+    latency = StoreLatency()
+    for each in seconds:
+        latency.note(each)
+    return latency
+
+
+def calls_of(*seconds: float, no_event_loop: bool = False, wakes: bool = True, call_soon: Any = None) -> StoreCalls:
+    """Store calls of a worker whose store is not lost, and has answered in so many seconds."""
+    timers = SimpleNamespace(call_soon_wakes_loop=wakes, guarded=lambda call: call, call_soon=call_soon or Mock())
     worker: Any = SimpleNamespace(broker=SimpleNamespace(no_event_loop=no_event_loop), timers=timers)
     outage: Any = False
     calls = StoreCalls(worker, outage)
-    calls.latency = latency
+    calls.latency = latency_of(*seconds)
     return calls
-
-
-def far() -> StoreLatency:
-    latency = StoreLatency()
-    latency.note(THREADS_FROM)
-    return latency
 
 
 @pytest.mark.parametrize(
@@ -48,44 +49,35 @@ def far() -> StoreLatency:
 def test_threads_call_a_distant_store_if_they_can_wake_the_loop(
     no_event_loop: bool, wakes: bool, round_trip: float, in_thread: bool
 ) -> None:
-    latency, replies = StoreLatency(), []
-    latency.note(round_trip)
-    calls = calls_of(latency, no_event_loop=no_event_loop, wakes=wakes, call_soon=lambda call: None)
+    replies: list[Any] = []
+    calls = calls_of(round_trip, no_event_loop=no_event_loop, wakes=wakes)
     future = calls.submit(lambda: 1, replies.append)
     assert (future is not None) is in_thread
     assert [reply.get() for reply in replies] == ([] if in_thread else [1])
 
 
 def test_no_call_is_made_during_an_outage() -> None:
-    calls, replies, made = calls_of(far()), [], []
+    calls, replies, call = calls_of(THREADS_FROM), [], Mock()
     calls._outage = True  # type: ignore[assignment]
-    calls.submit(lambda: made.append(1), replies.append)
-    (reply,) = replies
+    calls.submit(call, replies.append)
     with pytest.raises(NotAsked):
-        reply.get()
-    assert made == []
+        replies[0].get()
+    assert not call.called
 
 
 def test_in_loop_call_runs_on_the_loop_thread() -> None:
-    caller: list[int] = []
-    calls_of(far()).submit(lambda: caller.append(get_ident()), lambda reply: None, in_loop=True)
-    assert caller == [get_ident()]
+    replies: list[Any] = []
+    calls_of(THREADS_FROM).submit(get_ident, replies.append, in_loop=True)
+    assert replies[0].get() == get_ident()
 
 
 def test_reply_reaches_the_loop_and_raises_the_error() -> None:
-    soon: list[Callable[[], None]] = []
-    done: Future[Any] = Future()
-    calls = calls_of(far(), call_soon=lambda call: (soon.append(call), done.set_result(None)))
-    heard: list[Any] = []
-
-    def call() -> Any:
-        raise StoreUnavailable("no answer")
-
-    calls.submit(call, heard.append)
-    done.result(10)
+    soon, heard = Queue[Callable[[], None]](), []
+    calls_of(THREADS_FROM, call_soon=soon.put).submit(Mock(side_effect=StoreUnavailable("no answer")), heard.append)
+    hear = soon.get(timeout=10)
     assert heard == []
-    soon.pop()()
-    reply = heard.pop()
+    hear()
+    (reply,) = heard
     assert reply.seconds >= 0
     with pytest.raises(StoreUnavailable):
         reply.get()
@@ -99,7 +91,7 @@ def test_many_calls_of_one_operation_do_not_recurse() -> None:
         return total
 
     replies: list[Any] = []
-    calls_of(StoreLatency()).run(asks(), replies.append)
+    calls_of().run(asks(), replies.append)
     assert replies[0].get() == sum(range(5000))
 
 
@@ -115,7 +107,7 @@ def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: p
         made.append("first")
         assert goes_on.wait(10)
 
-    calls = calls_of(far(), call_soon=soon.append)
+    calls = calls_of(THREADS_FROM, call_soon=soon.append)
     of_first = calls.submit(first, heard.append)
     of_second = calls.submit(lambda: made.append("second"), heard.append)
     assert began.wait(10)
@@ -132,19 +124,24 @@ def test_close_waits_for_the_running_call_and_cancels_queued_ones(monkeypatch: p
     assert heard == [], "the replies come too late"
 
 
-def away(seconds: float) -> StoreLatency:
-    distance = StoreLatency()
-    for _ in range(300):
-        distance.note(seconds)
-    return distance
+def test_threads_end_with_the_worker() -> None:
+    calls, before = calls_of(THREADS_FROM), set(threading.enumerate())
+    for _ in range(2):
+        in_flight = calls.submit(lambda: 1, lambda reply: None)
+        assert in_flight is not None
+        assert in_flight.result(10).get() == 1
+        started = set(threading.enumerate()) - before
+        assert started
+        calls.close()
+        for thread in started:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in started)
 
 
 def test_latency_is_a_mean_that_ignores_outliers() -> None:
-    distance = StoreLatency()
-    distance.note(0.008)
-    assert distance.round_trip == 0.001, "one slow answer says little"
-    assert away(0.02).round_trip == pytest.approx(0.02)
-    assert away(30.0).round_trip == pytest.approx(0.1), "an outage says nothing"
+    assert latency_of(0.008).round_trip == 0.001, "one slow answer says little"
+    assert latency_of(*[0.02] * 300).round_trip == pytest.approx(0.02)
+    assert latency_of(*[30.0] * 300).round_trip == pytest.approx(0.1), "an outage says nothing"
 
 
 def test_one_quick_reply_within_sixteen_marks_the_store_as_near() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from datetime import datetime
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,26 +29,16 @@ from celery_ratelimit.limiter.shadow import KnownShadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.store_calls import store_calls
 from celery_ratelimit.store_calls.outage import NotAsked
-from celery_ratelimit.worker import (
-    actions,
-    admission,
-    concurrency,
-    flow_control,
-    gate,
-    parking_batch,
-    pool_scheduler,
-    queue_processor,
-    request_queues,
-    scheduler,
-)
+from celery_ratelimit.worker import admission, concurrency, gate
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.request import State
 from celery_ratelimit.worker.request_queue import LimitQueue
 from tests.parks import EMPTY
 
-__all__ = ["Bench"]
+__all__ = ["Bench", "Lost", "Request", "ends"]
 
-QUEUES = ("celery", "other")
+#: Modules that read the clock.
+TIMED = ("celery_ratelimit.worker.", "celery_ratelimit.store_calls.")
 
 
 class Lost(Exception):
@@ -61,10 +51,11 @@ class Request:
     expires: datetime | None = None
 
     def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool, via_return_queue: bool) -> None:
-        self.via_return_queue = via_return_queue
-        self.bench, self.id, self.task, self.queue, self.returned = bench, id, task, queue, returned
+        self.bench, self.id, self.task, self.queue = bench, id, task, queue
+        self.returned, self.via_return_queue = returned, via_return_queue
         self.name, self.args, self.kwargs, self.worker_pid = task.name, (), {}, None
-        self.message = SimpleNamespace(headers={}, properties={}, delivery_info={}, body=b"", channel=None)
+        body = str(next(bench.numbers)).encode()
+        self.message = SimpleNamespace(headers={}, properties={}, delivery_info={}, body=body, channel=None)
         self.request_dict: dict[str, Any] = {"properties": {}}
         self.delivery_info: dict[str, Any] = {}
         self.acknowledged = self.is_revoked = False
@@ -84,18 +75,22 @@ class Request:
         self.acknowledged = True
 
 
+def ends(requests: Sequence[Request]) -> list[str]:
+    """How each request has ended; "": it waits."""
+    return [" ".join(request.ends) for request in requests]
+
+
 class Task(SimpleNamespace):
     """A task that signals can keep as a key."""
 
     __hash__ = object.__hash__
 
 
-def _return(reply: Any) -> Any:
-    return reply
+class Ignores:
+    """Takes any call and does nothing."""
 
-
-def _raise(error: Exception) -> Any:
-    raise error
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
 
 
 class Bench:
@@ -116,8 +111,7 @@ class Bench:
         self.now, self.processes, self.workers = 1000.0, processes, 2
         self.paused = False  # the return queues are paused
         self.pauses_late = False  # the broker confirms the pause later
-        self.has_returns_at_broker = self.keeps_only_process = False
-        self.on_timers: list[Request] = []  # messages with a countdown
+        self.keeps_only_process = False
         self.on_step: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
         self.acquire_sizes: list[int] = []  # requests of each acquire call
@@ -132,26 +126,14 @@ class Bench:
         self.running: dict[Request, float] = {}
         self.runtimes: dict[str, float] = {}  # seconds, by task name
         self.requests: list[Request] = []
-        self.plans: dict[tuple[str, str], Any] = {}
         self.left: set[str] = set()
         self.widened = 0
         self.has_parked_tasks = False
         self.park_results: list[ParkResult] = []  # replies to the next park calls
         self.bounds: list[int | None] = []  # max_parked of each request to park
-        for module in (
-            queue_processor,
-            request_queues,
-            admission,
-            flow_control,
-            parking_batch,
-            store_calls,
-            actions,
-            gate,
-            scheduler,
-            pool_scheduler,
-            concurrency,
-        ):
-            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        for name, module in list(sys.modules.items()):
+            if name.startswith(TIMED) and hasattr(module, "monotonic"):
+                monkeypatch.setattr(module, "monotonic", lambda: self.now)
         monkeypatch.setattr(store_calls, "ThreadPoolExecutor", lambda *_: self)
         monkeypatch.setattr(
             store_calls.StoreCalls, "_use_threads", property(lambda calls: calls._has_loop and self.is_far)
@@ -161,8 +143,7 @@ class Bench:
         monkeypatch.setattr(admission, "acquire_in_order", lambda asker, *asked, **how: self.ask_next(*asked, **how))
         monkeypatch.setattr(concurrency, "release_and_acquire", lambda asker, *asked: self.release_and_acquire(*asked))
         monkeypatch.setattr(concurrency, "Bell", self.bell)
-        nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
-        monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: nothing_stored)
+        monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: Ignores())
         monkeypatch.setattr(gate, "StoreClock", lambda *_: self.clock)
         monkeypatch.setattr(gate, "backlog_of", lambda app: None)
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
@@ -192,7 +173,7 @@ class Bench:
                 call_soon=lambda callback: self.call_after(0.0, callback),
                 call_soon_wakes_loop=True,
                 lock=nullcontext(),
-                fire_early=self._fire_early,
+                fire_early=lambda wanted: None,
                 guarded=lambda function: function,
             ),
             consumption=self,
@@ -203,19 +184,17 @@ class Bench:
                 redirect=self._leaves("redirected"),
                 acknowledge=self._leaves("acknowledged"),
             ),
-            acknowledgements=SimpleNamespace(close=lambda: None),
-            final_states=SimpleNamespace(close=lambda stopping: None),
+            acknowledgements=Ignores(),
+            final_states=Ignores(),
+            autoscaling=Ignores(),
             during_soft_shutdown=lambda poll, interval: None,
-            autoscaling=SimpleNamespace(leave_out=lambda waiting: None, update=lambda: None),
             start=self._start,
             live_workers=lambda: self.workers,
             keeps_only_process=lambda: self.keeps_only_process,
             is_stopping=False,
             can_gossip=True,
         )
-        settings: Any = SimpleNamespace(
-            on_store_error=on_store_error, in_memory=False, orphans_after=60.0, counts=False
-        )
+        settings: Any = SimpleNamespace(on_store_error=on_store_error, orphans_after=60.0, counts=False)
         leases: Any = SimpleNamespace(
             begin=self._begin,
             end=self._end_lease,
@@ -229,7 +208,14 @@ class Bench:
             get=lambda name: None,
             has_any=lambda task, queue, names: any(limit.name in names for limit in task.plan.limits),
         )
-        self.leases = leases
+        self.arrivals = SimpleNamespace(
+            may_run=self._may_run,
+            on_message=lambda message: None,
+            forget=lambda pending: None,
+            asks_along=lambda pending: False,
+            told_along=lambda asking: nullcontext(None),
+        )
+        self.rescheduler = Ignores()
         self.gate = Gate(worker, self, leases, settings, limits)  # type: ignore[arg-type]
 
     def step(self, name: str) -> None:
@@ -252,31 +238,20 @@ class Bench:
 
     shutdown = ping = request_more = forget_turns = note_coming = watch = store_is_back = _nothing
 
-    def submit(self, question: Callable[[], Any]) -> Future[Any]:
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Run a call on a thread: its reply comes ``seconds_away`` later, unless the connection is lost by then."""
         self.step("submit")
-        answer: Future[Any] = Future()
+        future: Future[Any] = Future()
         connection = self.lost_connections
-        if self.decides_at_submit:
-            try:
-                said = question()
-            except Exception as error:
-                question = partial(_raise, error)
-            else:
-                question = partial(_return, said)
+        replies = [call()] if self.decides_at_submit else []
 
-        def ask() -> None:
-            try:
-                said = question()
-            except Exception as error:
-                set_answer = partial(answer.set_exception, error)
-            else:
-                set_answer = partial(answer.set_result, said)
+        def answer() -> None:
+            reply = replies.pop() if replies else call()
             if connection == self.lost_connections:
-                set_answer()
+                future.set_result(reply)
 
-        self.call_after(self.seconds_away, ask)
-        return answer
+        self.call_after(self.seconds_away, answer)
+        return future
 
     def run(self, seconds: float) -> None:
         """Let ``seconds`` pass."""
@@ -318,28 +293,12 @@ class Bench:
         queue: str = "celery",
         returned: bool = False,
         via_return_queue: bool = False,
-        countdown: bool = False,
     ) -> Request:
-        request = Request(
-            self, id or f"id-{next(self.numbers)}", task, queue, returned or via_return_queue, via_return_queue
-        )
-        request.message.properties = {}
-        request.message.body = str(next(self.numbers)).encode()
-        if countdown:
-            self.on_timers.append(request)
-            return request
+        id = id or f"id-{next(self.numbers)}"
+        request = Request(self, id, task, queue, returned or via_return_queue, via_return_queue)
         self.requests.append(request)
         self.contained(lambda: self.gate.on_request(request), request)
         return request
-
-    def _fire_early(self, wanted: Callable[[Any], bool]) -> None:
-        called, self.on_timers = self.on_timers, []
-        for request in called:
-            if wanted(request):
-                self.requests.append(request)
-                self.contained(lambda request=request: self.gate.on_request(request), request)  # type: ignore[misc]
-            else:
-                self.on_timers.append(request)
 
     def receive_batch(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
         """Receive messages in one batch, up to a lost connection."""
@@ -439,9 +398,6 @@ class Bench:
             then()
         self.then = then
 
-    def does_anybody_wait_to_return(self) -> bool:
-        return self.has_returns_at_broker
-
     @property
     def prefetch(self) -> Any:
         return self
@@ -488,23 +444,17 @@ class Bench:
         return self.lost
 
     def ask(self, question: Any, otherwise: Any = None, *, quietly: bool = False) -> Any:
-        if self.lost:
-            return otherwise
-        try:
-            return question()
-        except STORE_TROUBLES as error:
-            if not quietly:
-                self.begin(error)
-            return otherwise
+        return otherwise if self.lost else self.hear(question, otherwise, quietly=quietly)
 
-    def hear(self, reply: Any, otherwise: Any) -> Any:
+    def hear(self, reply: Any, otherwise: Any, *, quietly: bool = False) -> Any:
         try:
             return reply()
         except NotAsked:
-            return otherwise
+            pass
         except STORE_TROUBLES as error:
-            self.begin(error)
-            return otherwise
+            if not quietly:
+                self.begin(error)
+        return otherwise
 
     def begin(self, error: Any = None, on_end: Any = None) -> None:
         self.lost = self.lost or error is not None
@@ -543,27 +493,25 @@ class Bench:
                 break
         return decisions
 
+    def _wait(self, demand: LimitRequest, id: str) -> float:
+        if isinstance(demand.limit, Limit):
+            return max(0.0, self.tats.get(demand.name, 0.0) - self.now)
+        return 0.5 if len(self.leases_of.setdefault(demand.name, set()) - {id}) >= 2 else 0.0
+
     def _decide(self, demands: Any, *, id: str, horizon: float) -> Decision:
-        waits = []
-        for demand in demands:
-            if isinstance(demand.limit, Limit):
-                waits.append(max(0.0, self.tats.get(demand.name, 0.0) - self.now))
-            else:
-                holders = self.leases_of.setdefault(demand.name, set())
-                waits.append(0.0 if len(holders - {id}) < 2 else 0.5)
+        waits = [self._wait(demand, id) for demand in demands]
         wait = max(waits)
-        allowed = wait <= horizon and not any(
-            isinstance(d.limit, Concurrency) and each for d, each in zip(demands, waits, strict=True)
-        )
+        rates = [demand for demand in demands if isinstance(demand.limit, Limit)]
+        leased = [demand for demand in demands if demand not in rates]
+        allowed = wait <= horizon and not any(self._wait(demand, id) for demand in leased)
         if allowed:
-            for demand in demands:
-                if isinstance(demand.limit, Limit):
-                    self.tats[demand.name] = max(self.now, self.tats.get(demand.name, 0.0)) + 0.1
-                else:
-                    self.leases_of[demand.name].add(id)
+            for demand in rates:
+                self.tats[demand.name] = max(self.now, self.tats.get(demand.name, 0.0)) + 0.1
+            for demand in leased:
+                self.leases_of[demand.name].add(id)
         states = tuple(
-            LimitState(demand.name, "", 1, 0, max(0.0, self.tats.get(demand.name, 0.0) - self.now), 0.1)
-            if isinstance(demand.limit, Limit)
+            LimitState(demand.name, "", 1, 0, self._wait(demand, id), 0.1)
+            if demand in rates
             else LimitState(demand.name, "", 2, 0, wait, 0.0)
             for demand in demands
         )
@@ -585,20 +533,6 @@ class Bench:
             self.step("release")
 
     # -- Backlog ---------------------------------------------------------------------------------------------------
-
-    @property
-    def arrivals(self) -> Any:
-        return SimpleNamespace(
-            may_run=self._may_run,
-            on_message=lambda message: None,
-            forget=lambda pending: None,
-            asks_along=lambda pending: False,
-            told_along=lambda asking: nullcontext(None),
-        )
-
-    @property
-    def rescheduler(self) -> Any:
-        return SimpleNamespace(wake=lambda names: None)
 
     def _may_run(self, pending: Any) -> bool:
         self.step("may run")

@@ -13,10 +13,8 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 
 from celery_ratelimit._celery import Worker
-from celery_ratelimit.store_calls.store_calls import StoreCalls
-from celery_ratelimit.store_calls.tuning import THREADS_FROM
 from celery_ratelimit.worker.bootstep import GateStep
-from tests.unit.worker.gate_bench import Bench
+from tests.unit.worker.gate_bench import Bench, ends
 
 
 def test_pending_acknowledgement_is_sent_when_the_worker_closes() -> None:
@@ -33,24 +31,6 @@ def test_pending_acknowledgement_is_sent_when_the_worker_closes() -> None:
     assert said == ["let go"], "the connection is lost: nothing can be said"
     step.close(consumer)
     assert said == ["let go", "ended", "let go", "acknowledged"]
-
-
-def test_store_threads_end_with_the_worker() -> None:
-    timers = SimpleNamespace(call_soon_wakes_loop=True, call_soon=lambda call: None, guarded=lambda call: call)
-    worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(no_event_loop=False))
-    calls = StoreCalls(worker, None)  # type: ignore[arg-type]
-    calls.latency.note(THREADS_FROM)
-    before = set(threading.enumerate())
-    for _ in range(2):
-        in_flight = calls.submit(lambda: 1, lambda reply: None)
-        assert in_flight is not None
-        assert in_flight.result(10).get() == 1
-        started = set(threading.enumerate()) - before
-        assert started
-        calls.close()
-        for thread in started:
-            thread.join(10)
-        assert not any(thread.is_alive() for thread in started)
 
 
 @pytest.mark.parametrize("name", ["should_stop", "should_terminate"])
@@ -72,21 +52,20 @@ def test_worker_is_stopping_when_celery_sets_a_stop_flag(
 def test_stopping_worker_starts_and_acquires_nothing(monkeypatch: pytest.MonkeyPatch, throttle: str) -> None:
     bench = Bench(monkeypatch, processes=1)
     task, plain = bench.task(throttle, "place"), bench.task("plain")
-    running = bench.receive(task)
-    assert running.ends == ["started"]
+    bench.receive(task)
     bench.tats["r1"] = bench.now + 0.05
-    due = bench.receive(bench.task("wait", "r1"))
-    waiting = [bench.receive(task), bench.receive(plain)]
+    bench.receive(bench.task("wait", "r1"))
+    before = [bench.receive(task), bench.receive(plain)]
     asked = len(bench.acquire_sizes)
     bench.gate.worker.is_stopping = True  # type: ignore[misc]
     bench.finish()
-    waiting += [bench.receive(task), bench.receive(plain)]
+    for request in before:
+        bench.receive(request.task)
     bench.run(1.0)
-    assert [each.ends for each in [due, *waiting]] == [[]] * 5, "the broker has their messages"
+    assert ends(bench.requests) == ["started", *[""] * 5], "the broker has their messages"
     assert len(bench.acquire_sizes) == asked
     bench.lose_connection()
-    assert not bench.leases_of.get("place"), "for other workers"
-    bench.check_empty()
+    bench.check_empty()  # the leases are for other workers
 
 
 def test_permit_granted_after_a_stop_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +75,6 @@ def test_permit_granted_after_a_stop_is_released(monkeypatch: pytest.MonkeyPatch
     bench.run(1.0)
     assert request.ends == []
     bench.lose_connection()
-    assert not bench.leases_of.get("place")
     bench.check_empty()
 
 
@@ -124,10 +102,9 @@ def test_soft_shutdown_stops_starts_and_polls_for_ends(error: Any) -> None:
     with pytest.raises(SystemExit) if error is not None else nullcontext():
         controller.wait_for_soft_shutdown()
     assert worker.is_stopping
-    (thread,) = [each for each in threading.enumerate() if each.name == "celery_ratelimit-soft-shutdown"] or [None]
-    if thread is not None:
-        thread.join(30)
+    for thread in threading.enumerate():
+        if thread.name == "celery_ratelimit-soft-shutdown":
+            thread.join(30)
     assert all(polls)
-    before_celery_has_soft_shutdowns: Any = Worker.__new__(Worker)
-    before_celery_has_soft_shutdowns._consumer = SimpleNamespace(controller=SimpleNamespace())
-    before_celery_has_soft_shutdowns.during_soft_shutdown(poll, 0.001)
+    worker._consumer = SimpleNamespace(controller=SimpleNamespace())  # as before Celery has soft shutdowns
+    worker.during_soft_shutdown(poll, 0.001)

@@ -140,12 +140,10 @@ def test_long_task_leaves_a_process_to_a_waiting_briefer_task() -> None:
     for number in (1, 2):
         made.turns.note_ready(f"queue {number}", "0.1")
         made.turns.note_ready(f"queue {number + 2}", "5")
-    assert made.kept_for_briefer(NOW, "5") == 1
     assert made.kept_for_briefer(NOW, "0.1") == 0
-    made.turns.pop("queue 1")
-    assert made.kept_for_briefer(NOW, "5") == 1
-    made.turns.pop("queue 2")
-    assert made.kept_for_briefer(NOW, "5") == 0
+    for number, kept in ((1, 1), (2, 1), (3, 0)):
+        assert made.kept_for_briefer(NOW, "5") == kept
+        made.turns.pop(f"queue {number}")
 
 
 def test_past_turns_do_not_accumulate() -> None:
@@ -203,14 +201,10 @@ def keeper(*, keeps: bool = True) -> PoolCapacity:
     return made
 
 
-def test_only_process_is_kept_by_one_worker_of_the_fleet() -> None:
-    assert not keeper().has_for_permit(NOW, "2")
-    assert keeper(keeps=False).has_for_permit(NOW, "2")
-
-
 def test_long_tasks_get_a_bounded_share_of_a_kept_process() -> None:
     """Not each that has waited for long: beside a long backlog of both, they would have it one after the other."""
     made, pause = keeper(), round(2 / LEAST_SHARE)
+    assert keeper(keeps=False).has_for_permit(NOW, "2"), "one worker of the fleet keeps its only process"
     went = [second for second in range(3 * pause) if made.has_for_permit(NOW + second, "2")]
     assert went == [pause, 2 * pause], "long tasks do not starve, and starve no brief ones"
 
@@ -262,34 +256,24 @@ def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() ->
     assert made.has_for_permit(NOW + 5.01, "2"), "the first task has returned: further ones would be sent back"
 
 
-def busy_pool(*jobs: tuple[str, float]) -> CeleryPool:
-    """Of four processes, busy with tasks of these names, which were handed over so many seconds ago."""
-    made = CeleryPool(SimpleNamespace(num_processes=4, is_green=False))
-    made._mean_runtimes.update(short=0.004, long=5.0)
-    for number, (name, ago) in enumerate(jobs):
-        made._jobs[number] = _Job(name, NOW - ago, None)
-    made.idle = lambda pending: 4 - len(made._jobs)  # type: ignore[method-assign]
-    return made
-
-
 @pytest.mark.parametrize(
-    ("interval", "permits"),
-    [(0.0, 8), (0.001, 4), (0.005, 6), (0.0125, 8), (1.0, 8)],  # a task takes 50 ms, and there are four processes
+    ("name", "interval", "busy", "permits"),
+    [
+        ("half", 0.0, 0, 8),  # a task takes 50 ms, and there are four processes
+        ("half", 0.001, 0, 4),
+        ("half", 0.005, 0, 6),
+        ("half", 0.0125, 0, 8),
+        ("half", 1.0, 0, 8),
+        ("short", 0.0, 0, 100),  # brief tasks: more than the processes
+        ("short", 1e-6, 0, 100),  # turns are at once, as of a limit that does not bind
+        ("fifth", 0.01, 3, 5),  # a task takes 20 ms, and every 10 ms another has its turn: two end in that time
+    ],
 )
-def test_max_permits_counts_processes_that_free_within_the_interval(interval: float, permits: int) -> None:
-    some = busy_pool()
-    some._mean_runtimes["half"] = AHEAD / 2
-    assert PoolCapacity(some).max_permits(NOW, "half", interval) == permits
-
-
-def test_max_permits_of_brief_tasks_exceeds_the_processes() -> None:
-    """With a limit that does not bind turns are at once: a store that is 2 ms away had been asked for four by four."""
-    some = busy_pool()
-    assert PoolCapacity(some).max_permits(NOW, "short", 1e-6) == PoolCapacity(some).max_permits(NOW, "short") == 100
-
-
-def test_max_permits_counts_busy_processes_that_end() -> None:
-    """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
-    some = busy_pool(*[("brief", 0.0)] * 3)
-    some._mean_runtimes["brief"] = AHEAD / 5
-    assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5
+def test_max_permits_counts_processes_that_free_within_the_interval(
+    name: str, interval: float, busy: int, permits: int
+) -> None:
+    pool = CeleryPool(SimpleNamespace(num_processes=4, is_green=False))
+    pool._mean_runtimes.update(short=0.004, half=AHEAD / 2, fifth=AHEAD / 5)
+    pool._jobs.update((number, _Job(name, NOW, None)) for number in range(busy))
+    pool.idle = lambda pending: 4 - busy  # type: ignore[method-assign]
+    assert PoolCapacity(pool).max_permits(NOW, name, interval) == permits

@@ -7,15 +7,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from celery_ratelimit import Concurrency, StoreUnavailable
+from celery_ratelimit._celery import Pool
 from celery_ratelimit.limiter import leases as leases_module
-from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, LeaseKeeper, run_id
+from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, LeaseKeeper
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import LeasesToRelease
-from tests.unit.worker.gate_bench import Bench
+from celery_ratelimit.worker.concurrency import END_POLL_INTERVAL, ConcurrencyLeases
+from tests.unit.worker.gate_bench import Bench, ends
 
 PLACE = LimitRequest(Concurrency(2, name="places"), "places")
 
@@ -39,16 +42,13 @@ def reply_is_lost(bench: Bench) -> Callable[[], None]:
 
 def test_redelivered_copy_has_its_own_lease(bench: Bench) -> None:
     task = bench.task("wait", "p1")
-    first = bench.receive(task, "task")
+    bench.receive(task, "task")
     bench.lose_connection()
-    second = bench.receive(task, "task")
-    assert [first.ends, second.ends] == [["started"], ["started"]]
-    assert len(bench.leases_of["p1"]) == 2
-    third = bench.receive(task, "task")
-    assert third.ends == [], "two run"
+    bench.receive(task, "task")
+    bench.receive(task, "task")
+    assert (ends(bench.requests), len(bench.leases_of["p1"])) == (["started", "started", ""], 2)
     bench.finish()
-    assert len(bench.leases_of["p1"]) == 2, "the third run has the lease of the first"
-    assert third.ends == ["started"]
+    assert (ends(bench.requests)[-1], len(bench.leases_of["p1"])) == ("started", 2), "one for each that runs"
     bench.finish()
     bench.finish()
     bench.check_empty()
@@ -62,15 +62,13 @@ def test_repeated_acquire_finds_the_lease_of_a_lost_reply(bench: Bench) -> None:
     arrives()
     bench.end_outage()
     bench.run(1.0)
-    assert request.ends == ["started"]
-    assert len(bench.leases_of["p1"]) == 1
+    assert (request.ends, len(bench.leases_of["p1"])) == (["started"], 1)
 
 
 @pytest.mark.parametrize("leaves", ["sent back", "lost"])
 def test_leaving_request_with_a_lost_reply_releases_its_lease(bench: Bench, leaves: str) -> None:
     arrives = reply_is_lost(bench)
-    if leaves == "lost":
-        bench.is_a_move = True
+    bench.is_a_move = leaves == "lost"
     request = bench.receive(bench.task("retry", "p1"))
     arrives()
     if leaves == "lost":
@@ -81,10 +79,14 @@ def test_leaving_request_with_a_lost_reply_releases_its_lease(bench: Bench, leav
     bench.check_empty()
 
 
-def test_run_ids_are_unique() -> None:
-    ids = {run_id("task") for _ in range(100)}
-    assert len(ids) == 100
-    assert all(id.startswith("task#") for id in ids)
+def test_acquire_of_leases_asks_for_all_free_processes(bench: Bench) -> None:
+    """The call itself reserves none of them: two leases that are free together are taken by one script."""
+    decide = bench.release_and_acquire = Mock(side_effect=bench.release_and_acquire)  # type: ignore[method-assign]
+    bench.receive(bench.task("wait", "p1"))
+    assert [asking.most for _, asking, _ in (call.args for call in decide.call_args_list)] == [8]
+
+
+# -- The keeper of the leases ------------------------------------------------------------------------------------------
 
 
 class Store:
@@ -126,22 +128,18 @@ def ended(leases: LeaseKeeper, *ids: str) -> None:
         leases.end(id, later=True)
 
 
-def test_ended_leases_are_released_in_one_round_trip(store: Store, leases: LeaseKeeper) -> None:
+def test_ended_leases_are_released_in_one_round_trip_and_again_after_a_failure(
+    store: Store, leases: LeaseKeeper
+) -> None:
     ended(leases, *"abcdefgh")
-    leases.release_ended()
-    assert store.released == [list("abcdefgh")]
-    assert not leases.has_ended
-
-
-def test_failed_release_is_repeated(store: Store, leases: LeaseKeeper) -> None:
-    ended(leases, "a", "b")
     store.is_lost = True
     with pytest.raises(StoreUnavailable):
         leases.release_ended()
     assert leases.has_ended
-    store.is_lost, store.released = False, []
+    store.is_lost = False
     leases.release_ended()
-    assert store.released == [["a", "b"]]
+    assert store.released == [list("abcdefgh")] * 2
+    assert not leases.has_ended
 
 
 def test_one_broken_lease_does_not_block_the_others(store: Store, leases: LeaseKeeper) -> None:
@@ -178,15 +176,48 @@ def test_renewal_interval_follows_the_shortest_held_lease(store: Store, monkeypa
     goes_on.put(True)
 
 
-def test_acquire_of_leases_asks_for_all_free_processes(bench: Bench) -> None:
-    """The call itself reserves none of them: two leases that are free together are taken by one script."""
-    asked_for: list[int] = []
-    decide = bench.release_and_acquire
+# -- A task that ends without a report of its pool ---------------------------------------------------------------------
 
-    def note(demands: Any, asking: Any, ended: Any) -> Any:
-        asked_for.append(asking.most)
-        return decide(demands, asking, ended)
 
-    bench.release_and_acquire = note  # type: ignore[method-assign]
-    bench.receive(bench.task("wait", "p1"))
-    assert asked_for == [8]
+@pytest.fixture
+def running() -> Any:
+    """The leases of running tasks, with alarms that a test rings."""
+    alarms: list[tuple[float, Any]] = []
+    ended: list[str] = []
+    worker: Any = SimpleNamespace(
+        pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
+        timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
+    )
+    asker: Any = SimpleNamespace(is_cluster=False, client=None, prefix="")
+    leases: Any = SimpleNamespace(end=lambda run_id, **_: ended.append(run_id))
+    unused: Any = None
+    made: Any = ConcurrencyLeases(
+        worker, asker, leases, unused, unused, unused, lambda request: made.end(request), lambda queues: None
+    )
+    made.alarms, made.ended = alarms, ended
+    return made
+
+
+def run(running: Any, id: str) -> object:
+    request = object()
+    running.begin(SimpleNamespace(request=request, run_id=id, lease_unconfirmed=False))
+    return request
+
+
+def test_lease_of_a_task_missing_from_the_pool_is_released_by_a_poll(running: Any) -> None:
+    stays, gone = run(running, "stays"), run(running, "gone")
+    running._worker.pool._jobs[stays] = SimpleNamespace()
+    ((seconds, look),) = running.alarms
+    look()
+    assert running.ended == ["gone"]
+    assert stays in running
+    assert gone not in running
+    assert [seconds, running.alarms[1][0]] == [END_POLL_INTERVAL] * 2, "as long as one runs"
+
+
+def test_no_poll_is_scheduled_while_nothing_runs(running: Any) -> None:
+    running.watch()
+    assert running.alarms == []
+    run(running, "gone")
+    running.alarms.pop()[1]()
+    assert running.alarms == []

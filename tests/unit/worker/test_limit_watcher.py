@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from celery_ratelimit import Limit
-from celery_ratelimit.store_calls.store_calls import Reply
+from celery_ratelimit.store_calls.store_calls import _reply_to
 from celery_ratelimit.worker.limit_watcher import POLL_INTERVAL, LimitWatcher
 
 
@@ -21,15 +21,13 @@ class World:
         self.waiting: Any = None
         self.during_read: Any = lambda: None
         self.stored = ""
+        self.far: list[Any] | None = None  # calls to a distant store
 
     def call_after(self, seconds: float, callback: Any) -> Any:
         assert seconds >= POLL_INTERVAL
         self.steps.append("timer")
         self.waiting = callback
-        return self.cancel
-
-    def cancel(self) -> None:
-        self.waiting = None
+        return lambda: setattr(self, "waiting", None)
 
     def command(self, verb: str, *keys: str) -> list[str]:
         self.steps.append("read")
@@ -40,12 +38,11 @@ class World:
         waiting, self.waiting = self.waiting, None
         waiting()
 
-
-def reply_to(call: Callable[[], Any]) -> Reply[Any]:
-    try:
-        return Reply(call())
-    except Exception as error:
-        return Reply(error=error)
+    def submit(self, call: Any, on_reply: Any) -> None:
+        if self.far is None:
+            on_reply(_reply_to(call))
+        else:
+            self.far.append((call, on_reply))
 
 
 @pytest.fixture
@@ -55,20 +52,13 @@ def world() -> World:
 
 @pytest.fixture
 def watcher(world: World) -> LimitWatcher:
-    class Outage:
-        def ask(self, question: Any, otherwise: Any, *, quietly: bool = False) -> Any:
-            return question()
-
-        hear = ask
-
-        def __bool__(self) -> bool:
-            return False
-
+    outage: Any = MagicMock(ask=lambda question, *_, **__: question(), hear=lambda reply, *_, **__: reply())
+    outage.__bool__.return_value = False
     worker: Any = SimpleNamespace(timers=world)
     asker: Any = SimpleNamespace(command=world.command, prefix="", is_cluster=False, drive=lambda _: None, core=None)
-    store_calls: Any = SimpleNamespace(submit=lambda call, on_reply: on_reply(reply_to(call)))
+    store_calls: Any = world
     limits: Any = {"api": Limit("10/s", name="api")}
-    return LimitWatcher(worker, asker, limits, Outage(), store_calls, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
+    return LimitWatcher(worker, asker, limits, outage, store_calls, lambda: False, lambda names: None, lambda: 1)
 
 
 def test_next_poll_is_scheduled_after_the_reply(world: World, watcher: LimitWatcher) -> None:
@@ -105,15 +95,13 @@ def test_poll_of_a_distant_store_does_not_block_the_loop(world: World, watcher: 
     changed: list[set[str]] = []
     watcher._on_change = changed.append
     watcher.watch()
-    store_calls: Any = watcher._store_calls
-    sent: list[Any] = []
-    store_calls.submit = lambda call, on_reply: sent.append((call, on_reply))
+    sent = world.far = []
     world.steps.clear()
     world.ring()
     assert (world.steps, world.waiting) == ([], None), "the next poll follows the reply"
     question, done = sent.pop()
     world.stored = "20/s"
-    done(reply_to(question))
+    done(_reply_to(question))
     assert (world.steps, changed) == (["read", "timer"], [{"api"}])
     world.ring()
     watcher.close()

@@ -37,17 +37,8 @@ OPTIONS: dict[str, Any] = {
     "overflowing": ("retry", {"max_wait": 0.15, "overflow": "later"}),
 }
 AT = (
-    "ask",
-    "start",
-    "revoked",
-    "announce",
-    "park",
-    "forget",
-    "release",
-    "may run",
-    "sent back",
-    "redirected",
-    "acknowledged",
+    *("ask", "start", "revoked", "announce", "park", "forget", "release", "may run"),
+    *("sent back", "redirected", "acknowledged"),
 )
 HAPPENS = ("unexpected", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
 
@@ -56,7 +47,7 @@ come = st.tuples(st.just("come"), st.sampled_from(KINDS), how_it_came, st.sample
 passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3, 1.0)))
 happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
 others = st.tuples(st.sampled_from(("end", "revoke", "changed", "close", "store lost", "store back", "again")))
-takes = st.tuples(st.just("takes"), st.sampled_from((0.05, 5.0)), st.booleans())
+takes = st.tuples(st.just("takes"), st.sampled_from((0.05, 5.0)))
 said = (
     *(EMPTY, ParkResult("full"), ParkResult("full", 5), ParkResult("no_room", 3)),
     *(ParkResult("parked"), ParkResult("parked", 3)),
@@ -72,51 +63,49 @@ def task(bench: Bench, kind: str, *names: str) -> Any:
     return bench.task(throttle, *names, **options)
 
 
+def happening(bench: Bench, kind: str, step: str) -> Any:
+    return {
+        "unexpected": ZeroDivisionError(f"at {step}"),
+        "no answer": StoreUnavailable("no answer"),
+        "lost": Lost(),
+        "close": bench.lose_connection,
+        "come": lambda: bench.receive(bench.task("wait", "r1", "p1")),
+        "come plain": lambda: bench.receive(bench.task("plain")),
+        "end": bench.finish,
+        "changed": lambda: bench.gate._changed({"r1", "p1"}),
+        "impossible": ImpossibleRequest("r1", 2, 1),
+    }[kind]
+
+
 def do(bench: Bench, what: str, *how: Any) -> None:
-    if what == "come":
-        (kind, *names), came, queue = how
-        options = {came: True} if came else {}
-        bench.receive(task(bench, kind, *names), queue=queue, **options)
-    elif what == "together":
-        bench.receive_batch([task(bench, *each) for each in how[0]])
-    elif what == "pass":
-        bench.run(*how)
-    elif what == "happens":
-        step, kind = how
-        happening: Any = {
-            "unexpected": ZeroDivisionError(f"at {step}"),
-            "no answer": StoreUnavailable("no answer"),
-            "lost": Lost(),
-            "close": bench.lose_connection,
-            "come": lambda: bench.receive(bench.task("wait", "r1", "p1")),
-            "come plain": lambda: bench.receive(bench.task("plain")),
-            "end": bench.finish,
-            "changed": lambda: bench.gate._changed({"r1", "p1"}),
-            "impossible": ImpossibleRequest("r1", 2, 1),
-        }[kind]
-        bench.on_step.setdefault(step, []).append(happening)
-    elif what == "takes":
-        seconds, bench.has_returns_at_broker = how
-        bench.mean_runtime = lambda name: seconds  # type: ignore[method-assign]
-    elif what == "parked":
-        bench.has_parked_tasks = True
-        bench.park_results += how
-    elif what == "end":
-        bench.finish()
-    elif what == "revoke":
-        for request in [each for each in bench.requests if not each.ends][:1]:
-            request.is_revoked = True
-    elif what == "changed":
-        bench.contained(lambda: bench.gate._changed({"r1", "p1"}))
-    elif what == "close":
-        bench.lose_connection()
-    elif what == "store lost":
-        bench.begin(StoreUnavailable("no answer"))
-    elif what == "store back":
-        bench.end_outage()
-    elif what == "again":  # the same id, twice at once
-        waiting = [each for each in bench.requests if not each.ends]
-        if waiting:
+    waiting = [request for request in bench.requests if not request.ends]
+    match what, *how:
+        case "come", (kind, *names), came, queue:
+            bench.receive(task(bench, kind, *names), queue=queue, **({came: True} if came else {}))
+        case "together", kinds:
+            bench.receive_batch([task(bench, *each) for each in kinds])
+        case "pass", seconds:
+            bench.run(seconds)
+        case "happens", step, kind:
+            bench.on_step.setdefault(step, []).append(happening(bench, kind, step))
+        case "takes", seconds:
+            bench.mean_runtime = lambda name: seconds  # type: ignore[method-assign]
+        case "parked", result:
+            bench.has_parked_tasks = True
+            bench.park_results.append(result)
+        case ["end"]:
+            bench.finish()
+        case ["revoke"] if waiting:
+            waiting[0].is_revoked = True
+        case ["changed"]:
+            bench.contained(lambda: bench.gate._changed({"r1", "p1"}))
+        case ["close"]:
+            bench.lose_connection()
+        case ["store lost"]:
+            bench.begin(StoreUnavailable("no answer"))
+        case ["store back"]:
+            bench.end_outage()
+        case ["again"] if waiting:  # the same id, twice at once
             bench.receive(waiting[0].task, waiting[0].id)
 
 

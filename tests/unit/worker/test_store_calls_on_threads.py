@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +11,11 @@ from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.store_calls.store_calls import Reply
 from celery_ratelimit.worker import parking_batch
-from celery_ratelimit.worker.parking_batch import MOST_BEHIND
+from celery_ratelimit.worker.parking_batch import BYTES, MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
 from celery_ratelimit.worker.rules import DropDuplicate
 from tests.parks import EMPTY
-from tests.unit.worker.gate_bench import Bench, Lost, Request
+from tests.unit.worker.gate_bench import Bench, Lost, Request, ends
 
 THREAD_LATENCY = 0.02
 OPEN = -100.0  # a limit that could have been used for long
@@ -28,20 +26,16 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch, processes=4, seconds_away=THREAD_LATENCY)
 
 
-def ends(requests: Sequence[Request]) -> list[str]:
-    return [" ".join(request.ends) for request in requests]
-
-
 def come(bench: Bench, number: int, *task: str) -> list[Request]:
     what = bench.task(*task)
     return [bench.receive(what) for _ in range(number)]
 
 
-def test_unlimited_task_starts_during_a_store_call(bench: Bench) -> None:
-    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
-    assert ends(requests) == ["", "started"]
+def test_loop_goes_on_during_the_calls_of_several_queues(bench: Bench) -> None:
+    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2"), *come(bench, 1, "plain")]
+    assert ends(requests) == ["", "", "started"]
     bench.run(THREAD_LATENCY)
-    assert ends(requests) == ["started", "started"]
+    assert ends(requests) == ["started"] * 3
     bench.check()
 
 
@@ -55,12 +49,6 @@ def test_requests_that_arrive_during_a_call_acquire_together_after_it(bench: Ben
     assert bench.acquire_sizes == [1, 2], "the two that arrived during the call acquire together"
 
 
-def test_queues_acquire_in_parallel(bench: Bench) -> None:
-    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
-    bench.run(THREAD_LATENCY)
-    assert ends(requests) == ["started", "started"]
-
-
 def test_process_is_reserved_during_an_acquire(bench: Bench) -> None:
     bench.processes, bench.mean_runtime = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
@@ -70,117 +58,66 @@ def test_process_is_reserved_during_an_acquire(bench: Bench) -> None:
     assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
 
 
+def reply_to_three(bench: Bench, *changes: Any) -> list[Request]:
+    """Three requests acquire by one call: the reply is their refusals, each with a change, or something else."""
+    bench.tats["r1"] = bench.now + 0.5
+    task = bench.task("wait", "r1")
+    requests = bench.receive_batch([task] * 3)
+    (limit_queue,) = bench.gate._queues
+    (refused,) = bench.ask_next(task.plan.demands((), {}), ["other"], horizon=0.0, claim=0.0)
+    said = [replace(refused, **each) if isinstance(each, dict) else each for each in changes]
+    call = AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(said, at=bench.now))
+    bench.gate._scheduler._processor._hear(limit_queue, call)
+    return requests
+
+
 def test_queue_acquires_next_at_the_first_refused_turn(bench: Bench) -> None:
     """Later requests were told later turns."""
     bench.gate._store_calls.latency.round_trip = THREAD_LATENCY
-    bench.tats["r1"] = bench.now + 0.5
-    task = bench.task("wait", "r1")
-    bench.receive_batch([task] * 3)
-    limit_queue = next(iter(bench.gate._queues))
-    (refused,) = bench.ask_next(task.plan.demands((), {}), ["other"], horizon=0.0, claim=0.0)
-    each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
-    bench.gate._scheduler._processor._hear(
-        limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(each, at=bench.now))
-    )
+    reply_to_three(bench, {}, {"retry_after": 0.6}, {"retry_after": 0.7})
+    (limit_queue,) = bench.gate._queues
     assert limit_queue.next_acquire == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
 
 
 def test_refusal_does_not_hide_later_decisions_of_the_batch(bench: Bench) -> None:
     """Else a permit would be lost, and a duplicate would run."""
-    bench.tats["r1"] = bench.now + 0.5
-    requests = bench.receive_batch([bench.task("wait", "r1")] * 3)
-    (limit_queue,) = bench.gate._queues
-    first, second, third = limit_queue.new
-    (refused,) = bench.ask_next(first.plan.demands((), {}), ["other"], horizon=0.0, claim=0.0)
-    each = [refused, replace(refused, allowed=True, retry_after=0.0), DropDuplicate()]
-    bench.gate._scheduler._processor._hear(
-        limit_queue, AcquireCall([first, second, third], for_permit=True, reply=Reply(each, at=bench.now))
-    )
+    requests = reply_to_three(bench, {}, {"allowed": True, "retry_after": 0.0}, DropDuplicate())
     assert ends(requests) == ["", "started", "acknowledged"]
 
 
 def test_refused_request_is_parked_with_the_requests_behind_it(bench: Bench) -> None:
     bench.tats["r1"] = bench.now + 5.0
-    order: list[str] = []
     requests = come(bench, 6, "retry", "r1")
-    bench.on_step["park"] = [lambda: order.append("parked")]
     bench.run(3 * THREAD_LATENCY)
     assert (ends(requests), bench.acquire_sizes, bench.park_sizes) == (["parked"] * 6, [1], [6])
-    assert order == ["parked"], "one script"
     bench.check_empty()
 
 
 def test_park_calls_of_a_bucket_are_sequential(bench: Bench) -> None:
     """Two threads could deliver them in any order."""
     bench.has_parked_tasks = True
-    first, order = bench.receive_batch([bench.task("retry", "r1")] * 2), []
-    bench.on_step["park"] = [
-        lambda: order.append(ends([*first, *second])),
-        lambda: order.append(ends([*first, *second])),
-    ]
-    second = come(bench, 2, "retry", "r1")
-    bench.run(THREAD_LATENCY)
-    assert (ends(first), ends(second)) == (["parked"] * 2, [""] * 2)
-    bench.run(THREAD_LATENCY)
-    assert order == [[""] * 4, ["parked", "parked", "", ""]]
-    assert ends(second) == ["parked"] * 2
+    requests, at_call = bench.receive_batch([bench.task("retry", "r1")] * 2), []
+    bench.on_step["park"] = [lambda: at_call.append(ends(requests))] * 2
+    requests += come(bench, 2, "retry", "r1")
+    bench.run(2 * THREAD_LATENCY)
+    assert at_call == [[""] * 4, ["parked", "parked", "", ""]]
+    assert ends(requests) == ["parked"] * 4
     bench.check_empty()
 
 
-def test_requests_behind_a_park_call_widen_the_prefetch(bench: Bench) -> None:
+@pytest.mark.parametrize(("max_bytes", "widened"), [(BYTES, MOST_BEHIND), (1, 0)])
+def test_small_requests_behind_a_park_call_widen_the_prefetch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, max_bytes: int, widened: int
+) -> None:
     """Unlimited tasks may follow them."""
+    monkeypatch.setattr(parking_batch, "BYTES", max_bytes)
     bench.has_parked_tasks = True
     bench.receive_batch([bench.task("retry", "r1")] * 2)
     assert bench.widened == 0, "the call is made at once"
     requests = come(bench, 60, "retry", "r1")
-    assert bench.widened == MOST_BEHIND
+    assert bench.widened == widened
     bench.run(1.0)
-    assert set(ends(requests)) == {"parked"}
-    assert bench.widened == 0
-    bench.check_empty()
-
-
-def test_large_messages_do_not_widen_the_prefetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking_batch, "BYTES", 1)
-    bench.has_parked_tasks = True
-    bench.receive_batch([bench.task("retry", "r1")] * 2)
-    come(bench, 5, "retry", "r1")
-    assert bench.widened == 0
-
-
-def test_empty_backlog_lets_requests_acquire(bench: Bench) -> None:
-    bench.has_parked_tasks = True
-    bench.park_results = [EMPTY]
-    bench.tats["r1"] = OPEN
-    requests = come(bench, 1, "retry", "r1")
-    bench.run(0.1)
-    assert ends(requests) == ["started"]
-
-
-@pytest.mark.parametrize("parked", [False, True])
-def test_lost_connection_ends_all_requests_in_flight(bench: Bench, parked: bool) -> None:
-    bench.has_parked_tasks = parked
-    requests = come(bench, 3, "retry", "r1")
-    bench.run(0.0)
-    bench.lose_connection()
-    assert ends(requests) == ["lost"] * 3
-    bench.has_parked_tasks = False
-    again = come(bench, 3, "retry", "r1")
-    bench.run(1.0)
-    assert "" not in ends(again)
-    for _ in range(3):
-        bench.finish()
-    bench.run(1.0)
-    bench.check_empty()
-    assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
-
-
-def test_request_revoked_during_a_call_does_not_start(bench: Bench) -> None:
-    requests = come(bench, 2, "wait", "r1")
-    requests[0].is_revoked = True
-    bench.run(1.0)
-    assert ends(requests) == ["revoked", "started"]
-    bench.finish()
+    assert (set(ends(requests)), bench.widened) == ({"parked"}, 0)
     bench.check_empty()
 
 
@@ -245,18 +182,6 @@ def test_loop_calls_the_store_if_no_thread_can_start(bench: Bench) -> None:
     bench.check_empty()
 
 
-def test_pending_call_is_cancelled_when_the_connection_is_lost(bench: Bench) -> None:
-    """Another worker may have the message: parked here, it would run twice."""
-    bench.has_parked_tasks = True
-    questions: list[Any] = []
-    bench.submit = lambda question: questions.append(question) or Future()  # type: ignore[method-assign]
-    come(bench, 1, "retry", "r1")
-    bench.lose_connection()
-    question, *_ = questions  # others connect
-    with pytest.raises(StoreUnavailable, match="nothing waits"):
-        question().get()
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError("unforeseen"), ImpossibleRequest("r1", 2, 1)])
 def test_error_of_an_acquire_fails_its_first_request_alone(bench: Bench, error: Exception) -> None:
     bench.tats["r1"] = OPEN
@@ -283,23 +208,6 @@ def test_process_is_kept_for_a_request_being_parked(bench: Bench) -> None:
     assert (ends(limited), ends(plain)) == (["parked"], ["started", ""]), "it may come back to this worker"
 
 
-def test_unexpected_error_of_a_park_call_fails_one_request(bench: Bench) -> None:
-    bench.has_parked_tasks = True
-    bench.on_step["park"] = [ZeroDivisionError("unforeseen"), ZeroDivisionError("unforeseen")]
-    requests = come(bench, 3, "retry", "r1")
-    bench.run(0.5)
-    assert sorted(ends(requests)) == ["failed", "parked", "parked"]
-    bench.check_empty()
-
-
-def test_queue_that_ends_during_a_call_leaves_nothing(bench: Bench) -> None:
-    (request,) = come(bench, 1, "retry", "r1")
-    bench.gate.on_error(request, ZeroDivisionError("unforeseen"))
-    assert ends([request]) == ["failed"]
-    bench.run(THREAD_LATENCY)
-    bench.check_empty()
-
-
 def test_queue_sets_no_alarm_during_its_call(bench: Bench) -> None:
     come(bench, 2, "retry", "r1")
     (limit_queue,) = bench.gate._queues
@@ -307,6 +215,16 @@ def test_queue_sets_no_alarm_during_its_call(bench: Bench) -> None:
 
 
 # -- Store calls -------------------------------------------------------------------------------------------------------
+
+
+def test_pending_call_is_not_made_after_the_connection_is_lost(bench: Bench) -> None:
+    """Another worker may have the message: parked here, it would run twice."""
+    bench.has_parked_tasks, made = True, []
+    bench.on_step["park"] = [lambda: made.append("parked")]
+    requests = come(bench, 1, "retry", "r1")
+    bench.lose_connection()
+    bench.run(1.0)
+    assert (ends(requests), made) == (["lost"], [])
 
 
 def test_wait_for_a_free_thread_is_not_latency(bench: Bench) -> None:
@@ -347,7 +265,5 @@ def test_unconfirmed_park_does_not_acquire_after_a_lost_connection(bench: Bench)
     come(bench, 2, "retry", "r1")
     bench.on_step["announce"] = [Lost()]
     bench.run(3 * THREAD_LATENCY)
-    assert bench.lost_connections == 1
-    assert bench.acquire_sizes == []
-    assert not bench.running
+    assert (bench.lost_connections, bench.acquire_sizes, bench.running) == (1, [], {})
     bench.check()
