@@ -124,18 +124,21 @@ def test_cancelled_block_gives_its_lease_back(server: EmbeddedServer, limiter: L
     asyncio.run(main())
 
 
+def until_renewed(limiter: EitherLimiter, store: redis.Redis, name: str) -> None:
+    def lease_end() -> float:
+        limiter.ping()  # lets an event loop go on
+        return max(end for _, end in store.zrange(f"ratelimit:v1:{{{name}}}::leases", 0, -1, withscores=True))
+
+    before = lease_end()
+    until(lambda: lease_end() > before, 10, "a renewal")
+
+
 def test_lease_is_renewed_while_the_block_runs(
     either: EitherLimiter, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
-
-    def lease_end() -> float:
-        either.ping()  # lets an event loop go on
-        return max(end for _, end in store.zrange("ratelimit:v1:{gpu}::leases", 0, -1, withscores=True))
-
     with either.block("gpu"):
-        before = lease_end()
-        until(lambda: lease_end() > before, 10, "a renewal")
+        until_renewed(either, store, "gpu")
     assert free(either) == 2
     for _ in range(5):
         time.sleep(0.1)
@@ -152,19 +155,30 @@ def test_lost_lease_is_logged(either: EitherLimiter, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lease_of_a_block_during_which_the_store_died_is_given_back_later(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
+def test_leases_of_blocks_are_renewed_and_given_back_after_a_restart_of_the_store(
+    kind: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.2)
-    long, short = Concurrency(1, name="long", lease=3600), Concurrency(1, name="short", lease=3600)
+    monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
+    caplog.set_level(logging.DEBUG, "celery_ratelimit")
+    runs_on, ends = Concurrency(1, name="runs", lease=3600), Concurrency(1, name="ends", lease=3600)
     with embedded_server(persist=True) as own, opened(kind, lambda kind: kind.from_url(own.url)) as either:
-        with either.block(long):
-            own.kill()
-        with pytest.raises(StoreUnavailable), either.block(long):
-            pytest.fail("ran without a lease")
-        own.start()
-        with either.block(short):
-            until(lambda: either.acquire(long).allowed, 20, "the return of the lease")
+
+        def has_failed_to_renew() -> bool:
+            with pytest.raises(StoreUnavailable):
+                either.ping()  # lets an event loop go on
+            return "not renewed" in caplog.text
+
+        with either.block(runs_on):
+            with either.block(ends):
+                own.kill()
+            with pytest.raises(StoreUnavailable), either.block(ends):
+                pytest.fail("ran without a lease")
+            until(has_failed_to_renew, 10, "an attempt to renew")
+            own.start()
+            until(lambda: either.acquire(ends).allowed, 20, "the return of the lease")
+            with redis.Redis.from_url(own.url, decode_responses=True) as store:
+                until_renewed(either, store, "runs")
+        assert either.acquire(runs_on).allowed
 
 
 # -- limited -----------------------------------------------------------------------------------------------------------
