@@ -26,9 +26,13 @@ def make(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Re
     """Makes limiters of one kind, each as another process would have it."""
     with ExitStack() as stack:
 
-        def limiter(url: str = server.url, **options: Any) -> EitherLimiter:
+        def limiter(url: str = server.url, *, app: Any = None, **options: Any) -> EitherLimiter:
             options.setdefault("quotas", getattr(request.module, "QUOTAS", {}))
-            return stack.enter_context(opened(request.param, lambda kind: kind.from_url(url + PATIENT, **options)))
+
+            def of_kind(kind: Any) -> Any:
+                return kind.from_url(url + PATIENT, **options) if app is None else kind.from_app(app)
+
+            return stack.enter_context(opened(request.param, of_kind))
 
         yield limiter
 

@@ -20,7 +20,7 @@ from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
-from tests.integration.limiter.either import KINDS, opened
+from tests.integration.limiter.either import EitherLimiter
 from tests.shop import Run, command_line, make_app, park
 
 TRIED = Limit("1/h", name="tried", shadow=True)
@@ -39,35 +39,25 @@ def report(limiter: Any, name: str, number: int) -> Any:
 
 
 @pytest.fixture
-def limiter(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
-    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
-        yield limiter
-
-
-@pytest.fixture
 def other(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
     """A limiter of another process."""
     with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         yield limiter
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_shadow_limit_delays_no_call_and_reports_what_it_would_delay(
-    server: EmbeddedServer, store: redis.Redis, kind: Any
-) -> None:
-    with opened(kind, lambda kind: kind.from_url(server.url + PATIENT, quotas=QUOTAS)) as limiter:
-        for _ in range(5):
-            decision = limiter.acquire("tried")
-            assert (decision.allowed, decision.retry_after, decision._demands) == (True, 0.0, ())
-            assert limiter.peek("tried").allowed
-            assert limiter.available("tried") == 1
-            with limiter.block("tried", max_wait=0.01):
-                pass
-        assert not store.exists("ratelimit:v1:{tried}::state")
-        said = report(limiter, "tried", 10)
-        assert (said.requests, said.delayed) == (10, 9)
-        assert said.longest > 8 * 3600
-        assert limiter.stats("tried", force=True)["tried"].results["shadow"] == 10
+def test_shadow_limit_delays_no_call_and_reports_what_it_would_delay(either: EitherLimiter, store: redis.Redis) -> None:
+    for _ in range(5):
+        decision = either.acquire("tried")
+        assert (decision.allowed, decision.retry_after, decision._demands) == (True, 0.0, ())
+        assert either.peek("tried").allowed
+        assert either.available("tried") == 1
+        with either.block("tried", max_wait=0.01):
+            pass
+    assert not store.exists("ratelimit:v1:{tried}::state")
+    said = report(either, "tried", 10)
+    assert (said.requests, said.delayed) == (10, 9)
+    assert said.longest > 8 * 3600
+    assert either.stats("tried", force=True)["tried"].results["shadow"] == 10
 
 
 def test_other_limits_of_a_call_decide_without_the_shadow_limit(limiter: Limiter) -> None:
@@ -105,31 +95,6 @@ def test_shadow_report_contains_reservations_cancellations_and_settlements(limit
 def test_invalid_shadow_is_an_error(make: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         make()
-
-
-NAME = "tests.apps.fleet"
-
-
-@pytest.mark.parametrize("task", ["plain", "tenant"])
-def test_workers_start_tasks_of_a_shadow_limit_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
-) -> None:
-    name = "slow" if task == "plain" else "t"
-    quotas = {"slow": {"rate": "1/h", "shadow": True}, "t": {"rate": "1/h", "shadow": True, "key": "{tenant}"}}
-    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.plain": ["slow"], f"{NAME}.ten*": ["t"]}}
-    with (
-        Fleet(server, tmp_path, rate="1000/s", install=True, **conf) as fleet,
-        Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter,
-    ):
-        fleet.start(number=2)
-        for index in range(30):
-            fleet.send(task, index, *(["a"] if task == "tenant" else []))
-        fleet.wait_for(30, 30)
-        said = report(limiter, name, 30)
-        assert (said.requests, said.delayed) == (30, 29)
-        until(lambda: limiter.stats(name)[name].results["shadow"] == 30, 10, "the counts")
-        assert f"{NAME}.{task}" in {user.name for user in limiter.stats(name)[name].users}
-        assert not fleet.signals()
 
 
 # -- Commands, fleets, clusters and memory -----------------------------------------------------------------------------
@@ -231,7 +196,7 @@ def test_running_fleet_follows_switches_to_shadow_and_back(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     """A backlog at 1/m starts at once in shadow; in force again, the next tasks wait."""
-    name = f"{NAME}.{task}"
+    name = f"tests.apps.fleet.{task}"
     with (
         Fleet(server, tmp_path, rate="1/m") as fleet,
         Limiter.from_url(server.url + PATIENT, quotas={name: Limit("1/m", name=name)}) as limiter,
