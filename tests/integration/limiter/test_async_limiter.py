@@ -410,9 +410,10 @@ def test_connection_freed_for_a_cancelled_caller_goes_to_the_next(url: str) -> N
             await limiter.peek(API)
             pool = pool_of(limiter)
             held = pool.get_available_connection()
-            first, second = [asyncio.create_task(limiter.peek(API)) for _ in range(2)]
+            first, second, third = [asyncio.create_task(limiter.peek(API)) for _ in range(3)]
             for _ in range(20):  # enough for everything that needs no reply of the store
                 await asyncio.sleep(0)
+            await cancelled(third)
             await pool.release(held)  # which wakes the first
             first.cancel()
             had = set()
