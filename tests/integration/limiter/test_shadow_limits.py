@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,6 @@ def report(limiter: Any, name: str, number: int) -> Any:
     """The shadow report once it is of so many requests: some seconds after they were made."""
     until(lambda: limiter.shadow_report(name, force=True).requests >= number, 10, f"{number} requests of {name}")
     return limiter.shadow_report(name, force=True)
-
-
-@pytest.fixture
-def other(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
-    """A limiter of another process."""
-    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
-        yield limiter
 
 
 def test_shadow_limit_delays_no_call_and_reports_what_it_would_delay(either: EitherLimiter, store: redis.Redis) -> None:
@@ -175,21 +167,6 @@ def test_invalid_shadow_commands_are_errors(run: Run, args: tuple[str, ...], say
     assert (found.exit_code, says in found.output) == (2, True), found.output
 
 
-def test_other_processes_follow_a_switch(limiter: Limiter, other: Limiter) -> None:
-    limiter.quotas["api"] = other.quotas["api"] = Limit("1/h", name="api")
-    assert [other.acquire("api").allowed for _ in range(2)] == [True, False]
-    limiter.set_shadow("api", True)
-    for _ in range(5):
-        assert other.acquire("api").allowed, "from the next decision on"
-    assert report(other, "api", 4).requests == 4, "the first decision did not know"
-    limiter.set_shadow("api", False)
-    until(lambda: not other.acquire("api").allowed, 5, "the end of the shadow")
-    limiter.set_shadow("tried", False)
-    until(lambda: not other.acquire("tried").allowed, 5, "the end of the code's shadow")
-    limiter.set_shadow("tried", None)
-    assert other.acquire("api", max_wait=0).allowed is False
-
-
 @pytest.mark.parametrize("task", ["retry", "wait"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_running_fleet_follows_switches_to_shadow_and_back(
@@ -289,9 +266,11 @@ def test_process_without_the_limit_leaves_the_simulation_to_others(
 
 
 def test_requests_after_the_end_of_the_shadow_are_not_simulated(
-    limiter: Limiter, other: Limiter, store: redis.Redis
+    server: EmbeddedServer, limiter: Limiter, store: redis.Redis
 ) -> None:
-    other.set_shadow("tried", False)
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as other:
+        other.set_shadow("tried", False)
     assert limiter.acquire("tried").allowed, "this process does not know yet"
     until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 1, 10, "the counts")
     assert not store.exists("ratelimit:v1:{tried}::arrivals")
+    until(lambda: not limiter.acquire("tried").allowed, 5, "the end of the shadow")
