@@ -34,13 +34,6 @@ redis.call('RPUSH', 'test:log', string.format('%.0f %s', now, ARGV[1]))
 PROCESSES, THREADS = 4, 2
 
 
-class Call(NamedTuple):
-    """A call as the store saw it."""
-
-    now: int
-    id: str
-
-
 @dataclass(frozen=True)
 class Asked:
     """A call as its caller saw it; what it asked, and what it was told."""
@@ -49,7 +42,7 @@ class Asked:
     horizon: int
     claim: int
     answer: Answer
-    wanted: tuple[LimitRequest, ...] = ()
+    wanted: tuple[LimitRequest, ...]
 
 
 class Told(NamedTuple):
@@ -69,15 +62,12 @@ class Told(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A place by the store's clock. It was given back at some moment from ``ended`` to ``free``."""
+    """Places by the store's clock. They were given back at some moment from ``ended`` to ``free``."""
 
     since: int
     ended: int
+    cost: int
     free: int
-
-
-def limiter_on(url: str) -> Limiter:
-    return Limiter(redis.Redis.from_url(url), replace_includes={"now": LOGGED_NOW})
 
 
 def store_time(limiter: Limiter) -> int:
@@ -86,9 +76,9 @@ def store_time(limiter: Limiter) -> int:
     return int(seconds) * 1_000_000 + int(fraction)
 
 
-def most_at_once(spans: list[tuple[int, int]]) -> int:
-    """How many of the half-open spans overlap at most."""
-    changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+def most_at_once(spans: list[tuple[int, int, int]]) -> int:
+    """The largest sum of costs of half-open spans that overlap: each is (start, end, cost)."""
+    changes = sorted([(start, cost) for start, _, cost in spans] + [(end, -cost) for _, end, cost in spans])
     return max(accumulate(change for _, change in changes))
 
 
@@ -139,11 +129,14 @@ def _in_threads(job: Callable[..., Any], url: str, number: int, args: Sequence[A
 # -- Jobs --------------------------------------------------------------------------------------------------------------
 
 
-def ask_for(limiter: Limiter, wanted: list[LimitRequest], name: str, seconds: float, dearest: int = 1) -> list[Asked]:
+def ask_and_log(
+    _: Limiter, name: str, url: str, wanted: Sequence[LimitRequest], seconds: float, dearest: int
+) -> list[Asked]:
     """Ask again and again, now without patience, now keeping a slot and returning to it, now taking ahead.
 
     ``dearest``: the cost goes from that of ``wanted`` up to so many times as much.
     """
+    limiter = Limiter(redis.Redis.from_url(url), replace_includes={"now": LOGGED_NOW})
     asked: list[Asked] = []
     end = time.monotonic() + seconds
     number, waiting, demands = 0, "", tuple(wanted)
@@ -163,20 +156,10 @@ def ask_for(limiter: Limiter, wanted: list[LimitRequest], name: str, seconds: fl
     return asked
 
 
-def ask_and_log(
-    _: Limiter, name: str, url: str, demands: list[LimitRequest], seconds: float, dearest: int
-) -> list[Asked]:
-    return ask_for(limiter_on(url), demands, name, seconds, dearest)
-
-
-def as_answered(decision: Decision) -> Decision:
-    """In place of ``blocking_acquire._good_now``: the decision says how long the call has slept."""
-    return decision
-
-
 def take_turns(limiter: Limiter, _: str, limit: Limit, seconds: float) -> list[Told]:
     """Blocking calls, one after the other, for at least ``seconds``; the last one had to wait."""
-    blocking_acquire._good_now = as_answered  # this process makes no other calls
+    # The decision says how long the call has slept. This process makes no other calls.
+    blocking_acquire._good_now = lambda decision: decision
     told: list[Told] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or told[-1].at == told[-1].asked:
@@ -188,49 +171,30 @@ def take_turns(limiter: Limiter, _: str, limit: Limit, seconds: float) -> list[T
 
 
 def hold_places(
-    limiter: Limiter, _: str, limit: Concurrency, seconds: float, hold: float, max_wait: float
+    limiter: Limiter, name: str, limit: Concurrency, hold: float, dearest: int, max_wait: float
 ) -> tuple[list[Held], list[int]]:
-    """Hold a place again and again; the places, and when there was none. Each is given back three times."""
+    """Hold places again and again for two seconds, always as many as the caller's name says, ``dearest`` at most.
+
+    Returns these, and when a call was refused. Each is given back three times.
+    """
     held: list[Held] = []
     refused: list[int] = []
-    end = time.monotonic() + seconds
+    cost = 1 + sum(map(ord, name)) % dearest
+    end = time.monotonic() + 2.0
     while time.monotonic() < end:
-        decision = limiter.acquire(limit, max_wait=max_wait)
+        decision = limiter.acquire(limit, cost=cost, max_wait=max_wait)
         if not decision.allowed:
             refused.append(decision._granted_at)
             continue
         time.sleep(hold)
         ended = store_time(limiter)
         given_back = limiter.release(decision)
-        held.append(Held(decision._granted_at, ended, store_time(limiter)))
+        held.append(Held(decision._granted_at, ended, cost, store_time(limiter)))
         assert (given_back, limiter.release(decision), limiter.release(decision)) == (True, False, False)
     return held, refused
-
-
-def hold_several_places(
-    limiter: Limiter, name: str, limit: Concurrency, seconds: float, hold: float, max_wait: float
-) -> list[tuple[Held, int]]:
-    """Hold places again and again, always as many as the caller's name says; and how many these were."""
-    held: list[tuple[Held, int]] = []
-    cost = 1 + sum(map(ord, name)) % limit.limit
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        decision = limiter.acquire(limit, cost=cost, max_wait=max_wait)
-        if not decision.allowed:
-            continue
-        time.sleep(hold)
-        ended = store_time(limiter)
-        assert limiter.release(decision)
-        held.append((Held(decision._granted_at, ended, store_time(limiter)), cost))
-    return held
 
 
 def hold_and_tell(url: str, limit: Concurrency, pipe: Any) -> None:
     """Take a place, say since when, and never give it back."""
     pipe.send(Told.of(Limiter.from_url(url).acquire(limit)))
     time.sleep(60)
-
-
-def log_of(store: redis.Redis) -> list[Call]:
-    """The calls in the order in which the store ran them."""
-    return [Call(int(now), id) for now, id in (line.split(" ", 1) for line in store.lrange("test:log", 0, -1))]

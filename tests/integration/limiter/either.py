@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +32,28 @@ class EitherLimiter:
 
     def wait_for(self, answer: Any) -> Any:
         return self._run(answer) if inspect.isawaitable(answer) else answer
+
+    def at_once(self, method: str, callers: int, *args: Any, **options: Any) -> list[Any]:
+        """The results or errors of so many simultaneous calls."""
+        call = getattr(self.limiter, method)
+        if self.is_async:
+
+            async def together() -> list[Any]:
+                return await asyncio.gather(*[call(*args, **options) for _ in range(callers)], return_exceptions=True)
+
+            results: list[Any] = self._run(together())
+            return results
+        barrier = threading.Barrier(callers)
+
+        def meet_and_call(_: int) -> Any:
+            barrier.wait()
+            try:
+                return call(*args, **options)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(callers) as threads:
+            return list(threads.map(meet_and_call, range(callers)))
 
     @contextmanager
     def block(self, limits: Any, **options: Any) -> Iterator[Decision]:

@@ -14,14 +14,8 @@ import redis
 import redis.asyncio
 from redis.asyncio.connection import Connection
 
-from celery_ratelimit import (
-    AsyncLimiter,
-    Concurrency,
-    Decision,
-    Limit,
-    Limiter,
-    StoreUnavailable,
-)
+from benchmarks.servers import Cluster, Sentinels
+from celery_ratelimit import AsyncLimiter, Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.asking import driven
@@ -151,15 +145,6 @@ def play(limits: Any, clock: Clock, limiter: EitherLimiter) -> list[Any]:
     return replies
 
 
-def test_scripts_are_sent_again_to_a_store_that_lost_them(run: Run, store: redis.Redis) -> None:
-    async def test(limiter: AsyncLimiter) -> None:
-        assert (await limiter.acquire(API)).allowed
-        store.script_flush()
-        assert not (await limiter.acquire(API)).allowed
-
-    run(test)
-
-
 # -- Many callers ------------------------------------------------------------------------------------------------------
 
 
@@ -229,20 +214,6 @@ async def until(done: Callable[[], Any]) -> None:
     while not done():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
-
-
-def test_cancelled_waiting_call_gives_its_slot_back(run: Run, store: redis.Redis) -> None:
-    async def test(limiter: AsyncLimiter) -> None:
-        limit = Limit("1/m", name="slow")
-        await limiter.acquire(limit)
-        tasks = [asyncio.create_task(limiter.acquire(limit, max_wait=1e6)) for _ in range(3)]
-        await until(lambda: len(slots(store)) == 3)
-        assert (await limiter.peek(limit)).retry_after > 180
-        await cancelled(*tasks)
-        assert slots(store) == []
-        assert (await limiter.peek(limit)).retry_after <= 60
-
-    run(test)
 
 
 def test_cancelled_call_gives_back_a_permit_taken_ahead(run: Run) -> None:
@@ -322,27 +293,31 @@ def test_waiting_call_gets_a_lease_soon_after_the_calls_before_it_are_cancelled(
     run(test)
 
 
-def test_call_cancelled_in_mid_request_takes_no_permit(run: Run) -> None:
-    """At every step of the loop on the way of a request and its reply."""
-    limit = Limit("1/h", name="hourly", key="{step}")
+async def is_cancelled_after(steps: int, call: Coroutine[Any, Any, Any]) -> bool:
+    """Whether a call ends as cancelled if it is cancelled after so many steps of the loop."""
+    task = asyncio.create_task(call)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    return task.cancelled()
+
+
+def test_call_cancelled_at_any_step_of_its_request_takes_no_permit(run: Run) -> None:
+    limit = Limit("1/h", name="hourly", key="{number}")
 
     async def test(limiter: AsyncLimiter) -> None:
         await limiter.ping()
-        cancelled_at = []
-        for step in range(200):
-            task = asyncio.create_task(limiter.acquire(limit, key=str(step)))
-            for _ in range(step % 50):
-                await asyncio.sleep(0)
-            task.cancel()
-            result = (await asyncio.gather(task, return_exceptions=True))[0]
-            if isinstance(result, asyncio.CancelledError):
-                cancelled_at.append(step)
-            left = (await limiter.peek(limit, key=str(step))).remaining
-            assert left == int(isinstance(result, asyncio.CancelledError)), f"after {step % 50} steps"
-        assert len(cancelled_at) >= 20
+        cancelled = 0
+        for number in range(200):
+            is_cancelled = await is_cancelled_after(number % 50, limiter.acquire(limit, key=str(number)))
+            cancelled += is_cancelled
+            left = (await limiter.peek(limit, key=str(number))).remaining
+            assert left == int(is_cancelled), f"after {number % 50} steps"
+        assert cancelled >= 20
         assert limiter._counting is not None
         await limiter._counting.send()
-        assert (await limiter.stats("hourly"))["hourly"].permits == 200 - len(cancelled_at), "as its callers have them"
+        assert (await limiter.stats("hourly"))["hourly"].permits == 200 - cancelled, "as its callers have them"
 
     run(test)
 
@@ -352,15 +327,10 @@ def test_call_cancelled_at_any_step_gives_its_connection_back(run: Run) -> None:
 
     async def test(limiter: AsyncLimiter) -> None:
         cancelled_at = set()
-        for step in range(200):
-            task = asyncio.create_task(limiter.peek(API))
-            for _ in range(step % 50):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-            if task.cancelled():
-                cancelled_at.add(step % 50)
-            assert in_use(limiter) == 0, f"after {step % 50} steps"
+        for number in range(200):
+            if await is_cancelled_after(number % 50, limiter.peek(API)):
+                cancelled_at.add(number % 50)
+            assert in_use(limiter) == 0, f"after {number % 50} steps"
         assert len(cancelled_at) >= 5
 
     run(test)
@@ -382,97 +352,76 @@ def test_end_of_the_loop_leaves_no_slot_and_no_lease(server: EmbeddedServer, sto
     assert len(holders(store)) == sum(not task.cancelled() for task in tasks) * isinstance(limit, Concurrency)
 
 
-# -- Stores that do not answer -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own_server() -> Iterator[EmbeddedServer]:
-    """A store that this test may kill and freeze."""
-    with embedded_server(persist=True) as running:
-        yield running
-
-
-def with_limiter_on(
-    server: EmbeddedServer, test: Callable[[AsyncLimiter], Coroutine[Any, Any, None]], options: str = ""
-) -> None:
-    async def main() -> None:
-        async with AsyncLimiter.from_url(server.url + options) as limiter:
-            await test(limiter)
-
-    asyncio.run(main())
-
-
-def test_dead_store_is_an_error_for_all_callers_until_it_is_back(own_server: EmbeddedServer) -> None:
-    async def test(limiter: AsyncLimiter) -> None:
-        await limiter.ping()
-        own_server.kill()
-        calls = [limiter.acquire, limiter.peek, limiter.reset, lambda limit: limiter.acquire(limit, max_wait=60)]
-        for call in calls:
-            with pytest.raises(StoreUnavailable) as caught:
-                await call(API)
-            assert caught.value.__cause__ is not None
-        with pytest.raises(StoreUnavailable):
-            await limiter.ping()
-        results = await asyncio.gather(*[limiter.acquire(API) for _ in range(1_000)], return_exceptions=True)
-        assert all(isinstance(result, StoreUnavailable) for result in results)
-        own_server.start()
-        assert (await limiter.acquire(API)).allowed
-
-    with_limiter_on(own_server, test, "?socket_timeout=600&socket_connect_timeout=600")
-
-
-def test_restarted_store_is_reconnected(own_server: EmbeddedServer) -> None:
-    async def test(limiter: AsyncLimiter) -> None:
-        for _ in range(2):
-            await asyncio.gather(*[limiter.peek(API) for _ in range(30)])  # on every connection
-            own_server.kill()
-            own_server.start()
-            await asyncio.gather(*[limiter.peek(API) for _ in range(30)])
-
-    with_limiter_on(own_server, test, PATIENT)
-
-
-def test_late_replies_of_a_hung_store_are_discarded(own_server: EmbeddedServer) -> None:
-    """Ten callers wait for their time-outs together: one after the other they would take 40 s."""
-    others = [Limit("1/m", name=f"other{n}") for n in range(3)]
-
-    async def test(limiter: AsyncLimiter) -> None:
-        await asyncio.gather(*[limiter.peek(API) for _ in range(10)])
-        own_server.freeze()
-        calls = [limiter.acquire(others) for _ in range(10)]
-        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
-        assert all(isinstance(result, StoreUnavailable) for result in results)
-        own_server.thaw()
-        # The replies to the calls that were given up tell of three limits.
-        for decision in await asyncio.gather(*[limiter.peek(API) for _ in range(20)]):
-            assert [state.name for state in decision.states] == ["api"]
-
-    with_limiter_on(own_server, test, "?socket_timeout=4&socket_connect_timeout=4")
+# -- Connections -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", [API, PLACES, [API, PLACES]], ids=["rate", "places", "both"])
-def test_close_ends_calls_to_a_hung_store(own_server: EmbeddedServer, limits: Any) -> None:
+def test_close_ends_calls_to_a_hung_store(limits: Any) -> None:
     """For callers and for calls that were cancelled before: none is left to a loop that may end now."""
 
-    async def main() -> None:
+    async def main(own_server: EmbeddedServer) -> None:
         url = own_server.url + "?socket_timeout=60&socket_connect_timeout=60"
         async with redis.asyncio.Redis.from_url(url) as client:
             limiter = AsyncLimiter(client, counts=False)
             await asyncio.gather(*[limiter.peek(limits) for _ in range(4)])
             own_server.freeze()
-            try:
-                calls = [asyncio.create_task(limiter.acquire(limits, max_wait=60)) for _ in range(4)]
-                while in_use(limiter) < 4:
-                    await asyncio.sleep(0)
-                for call in calls[:2]:
-                    call.cancel()
-                await limiter.aclose()
-                assert not limiter._asker._at_work
-                assert in_use(limiter) == 0
-                await asyncio.wait(calls)
-                assert asyncio.all_tasks() == {asyncio.current_task()}
-                assert all(call.cancelled() for call in calls)
-            finally:
-                own_server.thaw()
+            calls = [asyncio.create_task(limiter.acquire(limits, max_wait=60)) for _ in range(4)]
+            while in_use(limiter) < 4:
+                await asyncio.sleep(0)
+            for call in calls[:2]:
+                call.cancel()
+            await limiter.aclose()
+            assert not limiter._asker._at_work
+            assert in_use(limiter) == 0
+            await asyncio.wait(calls)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            assert all(call.cancelled() for call in calls)
+
+    with embedded_server() as own_server:
+        asyncio.run(main(own_server))
+
+
+@pytest.fixture(params=["one", "sentinel", "cluster"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of each kind of store, an empty one."""
+    if request.param == "sentinel":
+        sentinels: Sentinels = request.getfixturevalue("sentinel_store")
+        return f"{sentinels.url}/0{PATIENT}&service_name={Sentinels.NAME}"
+    if request.param == "cluster":
+        cluster: Cluster = request.getfixturevalue("cluster_store")
+        return cluster.url + PATIENT
+    server: EmbeddedServer = request.getfixturevalue("server")
+    request.getfixturevalue("store")
+    return server.url + PATIENT
+
+
+def pool_of(limiter: AsyncLimiter) -> Any:
+    """The shared pool; of a cluster, the pool of the node that was asked."""
+    if limiter._asker._cluster is None:
+        limiter._asker.link._own_is_free = False  # its own connection is in use
+        return limiter.client.connection_pool
+    (node,) = limiter._asker._cluster._nodes.values()
+    return node.connection_pool
+
+
+def test_connection_freed_for_a_cancelled_caller_goes_to_the_next(url: str) -> None:
+    async def main() -> None:
+        async with AsyncLimiter.from_url(url, max_connections=1, timeout=5.0) as limiter:
+            await limiter.peek(API)
+            pool = pool_of(limiter)
+            held = pool.get_available_connection()
+            first, second, third = [asyncio.create_task(limiter.peek(API)) for _ in range(3)]
+            for _ in range(20):  # enough for everything that needs no reply of the store
+                await asyncio.sleep(0)
+            await cancelled(third)
+            await pool.release(held)  # which wakes the first
+            first.cancel()
+            had = set()
+            for _ in range(20):
+                await asyncio.sleep(0)
+                had |= pool._in_use_connections
+            assert first.cancelled()
+            assert had == {held}, "the connection is free, and a caller waits for one"
+            assert (await second).allowed
 
     asyncio.run(main())

@@ -6,24 +6,19 @@ nothing is left unused: each call gets from it what it got from the store.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import redis
 
-from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.errors import StoreUnavailable
-from celery_ratelimit.limiter.leases import LeaseKeeper
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import until
+from celery_ratelimit.testing import EmbeddedServer
 from tests.integration.limiter.callers import (
     Asked,
     Crowd,
@@ -33,10 +28,7 @@ from tests.integration.limiter.callers import (
     crowd,
     hold_and_tell,
     hold_places,
-    hold_several_places,
-    log_of,
     most_at_once,
-    store_time,
     take_turns,
 )
 from tests.lua.counted import Numbers
@@ -118,13 +110,13 @@ def check_warm_up(starts: list[Start], limit: Limit) -> None:
 
 def check_queue(told: list[Told], capacity: int) -> None:
     """At most ``capacity`` calls wait at any time, and none is refused while fewer do."""
-    waits = [(each.asked, each.at) for each in told if each.allowed and each.at > each.asked]
+    waits = [(each.asked, each.at, 1) for each in told if each.allowed and each.at > each.asked]
     assert most_at_once(waits) == capacity
     refused = [each for each in told if not each.allowed]
     assert refused, "there were more callers than places in the queue"
     for each in refused:
         assert each.queue_full
-        assert sum(asked <= each.asked <= at for asked, at in waits) >= capacity
+        assert sum(asked <= each.asked <= at for asked, at, _ in waits) >= capacity
 
 
 STORM = {
@@ -160,7 +152,9 @@ def test_every_interleaving_agrees_with_the_model(
     model = Model(0)
     starts: list[Start] = []
     refused = 0
-    for model.now, id in log_of(store):  # scripts run one after the other: the log is the truth about their order
+    for line in store.lrange("test:log", 0, -1):  # scripts run one after the other: this is their order
+        now, id = line.split(" ", 1)
+        model.now = int(now)
         told = answers[id].popleft()
         assert told.answer == model.acquire(told.wanted, id, told.horizon, told.claim)
         if told.answer.allowed:
@@ -193,147 +187,46 @@ def test_thousands_of_permits_keep_the_rate_whose_interval_is_a_fraction_of_a_mi
     starts = [frozen.reserve(limit, id=str(number), horizon=1.0)._granted_at for number in range(2000)][100:]  # warm
     length = starts[-1] - starts[0]
     assert len(starts) <= most(Numbers.of(demand_of(limit)), length)
-    rounded_up = (
-        1 if limit.burst == 1 else 0
-    )  # each call starts at a whole microsecond, and the next is counted from it
+    # Without a burst each call starts at a whole microsecond, and the next is counted from it.
+    rounded_up = int(limit.burst == 1)
     assert length <= (len(starts) - 1) * (limit.interval * 1e6 + rounded_up) + 1
 
 
 # -- Concurrency -------------------------------------------------------------------------------------------------------
 
 
-def test_leases_never_exceed_the_limit_and_no_call_is_refused_while_one_is_free(
-    server: EmbeddedServer, store: redis.Redis, callers: Crowd
+@pytest.mark.parametrize(("places", "dearest", "max_wait"), [(3, 1, 0.0), (4, 4, 0.0), (4, 4, 60.0)])
+def test_leases_never_exceed_the_limit_and_none_stays_free_while_calls_are_refused_or_wait(
+    server: EmbeddedServer, limiter: Limiter, callers: Crowd, places: int, dearest: int, max_wait: float
 ) -> None:
-    """Three leases, eight callers that do not wait: a refusal fell into a time when three were held."""
-    limit = Concurrency(3, name="places", lease=30.0)
-    parts: list[tuple[list[Held], list[int]]] = callers.run(hold_places, server.url, limit, SECONDS, 0.01, 0.0)
-    held = [each for part, _ in parts for each in part]
-    refused = [each for _, part in parts for each in part]
-    assert most_at_once([(each.since, each.ended) for each in held]) == 3
-    for at in refused:
-        assert sum(each.since <= at <= each.free for each in held) >= 3
-    assert refused
+    limit = Concurrency(places, name="places", lease=30.0)
+    parts = callers.run(hold_places, server.url, limit, 0.01 * dearest, dearest, max_wait)
+    held: list[Held] = [each for part, _ in parts for each in part]
+    refused: list[int] = [each for _, part in parts for each in part]
+    assert most_at_once([(each.since, each.ended, each.cost) for each in held]) == places
+    if max_wait:
+        assert all(part for part, _ in parts), "every caller was served"
+    else:
+        assert refused
+    if dearest == 1:  # else a free place may be too few
+        for at in refused:
+            assert sum(each.since <= at <= each.free for each in held) >= places
+    assert limiter.available(limit) == places
 
 
-@pytest.mark.parametrize("max_wait", [0.0, 60.0])
-def test_leases_of_different_costs_never_exceed_the_limit_and_all_waiting_callers_are_served(
-    server: EmbeddedServer, store: redis.Redis, callers: Crowd, max_wait: float
+def test_lease_of_a_killed_process_is_free_after_its_time_and_not_before(
+    server: EmbeddedServer, limiter: Limiter
 ) -> None:
-    limit = Concurrency(4, name="places", lease=30.0)
-    parts: list[list[tuple[Held, int]]] = callers.run(hold_several_places, server.url, limit, 2.0, 0.02, max_wait)
-    changes = sorted(
-        change for part in parts for each, cost in part for change in ((each.since, cost), (each.ended, -cost))
-    )
-    assert max(accumulate(cost for _, cost in changes)) == 4
-    assert max_wait == 0.0 or all(parts)
-    assert Limiter.from_url(server.url).available(limit) == 4
-
-
-def killed_holder(url: str, limit: Concurrency) -> Told:
-    """A process took a place and was killed."""
+    limit = Concurrency(1, name="places", lease=2.0)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=hold_and_tell, args=(url, limit, theirs))
+    process = context.Process(target=hold_and_tell, args=(server.url, limit, theirs))
     process.start()
     assert ours.poll(200)
     told: Told = ours.recv()
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    return told
-
-
-def test_lease_of_a_killed_process_is_free_after_its_time_and_not_before(
-    server: EmbeddedServer, limiter: Limiter
-) -> None:
-    killed = killed_holder(server.url, limit := Concurrency(1, name="places", lease=2.0))
     decision = limiter.acquire(limit, max_wait=600.0)
     assert decision.allowed
-    assert killed.at + 2_000_000 <= decision._granted_at
-
-
-def test_expired_lease_cannot_be_renewed_though_no_other_call_took_it(limiter: Limiter) -> None:
-    limit = Concurrency(1, name="places", lease=0.5)
-    lost = limiter.acquire(limit)
-    until(lambda: store_time(limiter) >= lost._granted_at + 500_000, 10, "the end of the lease")
-    assert not limiter.renew(lost)
-    assert limiter.acquire(limit).allowed
-
-
-def test_renewed_lease_lasts_its_whole_time_from_the_renewal(limiter: Limiter) -> None:
-    limit = Concurrency(1, name="places", lease=2.0)
-    mine = limiter.acquire(limit)
-    time.sleep(0.5)
-    earliest = store_time(limiter)
-    renewed = limiter.renew(mine)
-    next = limiter.acquire(limit, max_wait=600.0)
-    assert next.allowed
-    assert not renewed or earliest + 2_000_000 <= next._granted_at
-    assert not limiter.renew(mine)
-    assert not limiter.release(mine)
-    assert limiter.release(next)
-
-
-# -- The leases of running tasks ---------------------------------------------------------------------------------------
-
-
-def begin(leases: LeaseKeeper, limiter: Limiter, limit: Concurrency) -> Decision:
-    decision = limiter.acquire(limit)
-    leases.begin(decision.id, decision._demands, decision._granted_at)
-    return decision
-
-
-def lease_end(store: redis.Redis, name: str) -> float:
-    """The time until which the one lease of a limit lasts, by the store's clock."""
-    leases = dict(store.zrange(f"ratelimit:v1:{{{name}}}::leases", 0, -1, withscores=True))
-    return max(end for id, end in leases.items() if id not in ("", "\0"))
-
-
-@pytest.fixture
-def renewing_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
-
-
-@pytest.mark.usefixtures("renewing_often")
-def test_lease_of_a_running_task_is_renewed_until_it_ends(limiter: Limiter, store: redis.Redis) -> None:
-    limit, leases = Concurrency(1, name="places", lease=600), LeaseKeeper(limiter._asker)
-    task = begin(leases, limiter, limit)
-    for _ in range(2):
-        before = lease_end(store, "places")
-        until(lambda before=before: lease_end(store, "places") > before, 10, "a renewal")
-    leases.end(task.id)
-    assert limiter.acquire(limit).allowed
-    leases.end(task.id)
-    assert not limiter.acquire(limit).allowed, "another call holds the lease now"
-
-
-@pytest.mark.usefixtures("renewing_often")
-def test_lease_returned_later_is_returned_at_the_next_renewal(limiter: Limiter) -> None:
-    runs_on, ends = Concurrency(1, name="runs", lease=600), Concurrency(1, name="ends", lease=3600)
-    leases = LeaseKeeper(limiter._asker)
-    running, ended = begin(leases, limiter, runs_on), begin(leases, limiter, ends)
-    leases.end(ended.id, later=True)
-    until(lambda: limiter.acquire(ends).allowed, 10, "the return of the lease")
-    assert not limiter.acquire(runs_on).allowed
-    leases.end(running.id)
-
-
-@pytest.mark.usefixtures("renewing_often")
-def test_leases_are_renewed_and_returned_after_a_restart_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "celery_ratelimit")
-    runs_on, ends = Concurrency(1, name="runs", lease=600), Concurrency(1, name="ends", lease=3600)
-    with embedded_server(persist=True) as own, redis.Redis.from_url(own.url, decode_responses=True) as store:
-        limiter = Limiter.from_url(own.url)
-        leases = LeaseKeeper(limiter._asker)
-        running, ended = begin(leases, limiter, runs_on), begin(leases, limiter, ends)
-        own.kill()
-        with pytest.raises(StoreUnavailable):
-            leases.end(ended.id)
-        until(lambda: "leases not renewed" in caplog.text, 10, "an attempt to renew")
-        own.start()
-        until(lambda: limiter.acquire(ends).allowed, 10, "the return of the lease")
-        before = lease_end(store, "runs")
-        until(lambda: lease_end(store, "runs") > before, 10, "a renewal")
-        leases.end(running.id)
-        assert limiter.acquire(runs_on).allowed
+    assert told.at + 2_000_000 <= decision._granted_at

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,10 +10,12 @@ import pytest
 import redis
 import requests
 
-from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, Throttled
-from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.transports import AsyncLimitedTransport, LimitedAdapter, LimitedTransport
-from tests.conftest import PATIENT
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable, Throttled
+from celery_ratelimit.limiter.report_methods import ReportMethods
+from celery_ratelimit.transports import LimitedAdapter, LimitedTransport
+from tests.integration.limiter.http_clients import BODY, Client, Upstream, client, running, upstream
+
+__all__ = ["client", "running", "upstream"]
 
 QUOTAS = {
     "api": Limit("100/h", burst=100, name="api"),
@@ -26,80 +25,15 @@ QUOTAS = {
 }
 
 
-class Upstream(ThreadingHTTPServer):
-    """Answers each request with what the test has set, and counts them."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.says(200)
-
-    def says(self, status: int, **headers: str) -> None:
-        self.status, self.headers, self.calls = status, headers, 0
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Upstream
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.server.calls += 1
-        self.send_response(self.server.status)
-        for name, value in {**self.server.headers, "Content-Length": "4"}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(b"body")
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Upstream]:
-    with Upstream() as upstream:
-        thread = threading.Thread(target=upstream.serve_forever, args=(0.05,))
-        thread.start()
-        yield upstream
-        upstream.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def upstream(running: Upstream) -> Upstream:
-    running.says(200)
-    return running
-
-
-@pytest.fixture
-def limiter(server: EmbeddedServer, store: redis.Redis) -> Limiter:
-    return Limiter.from_url(server.url + PATIENT, quotas=QUOTAS, counts=False)
-
-
 Get = Callable[..., None]
 
 
-@pytest.fixture(params=["httpx", "requests", "httpx async"])
-def get(request: pytest.FixtureRequest, limiter: Limiter, server: EmbeddedServer) -> Get:
-    """One call by a client whose transport has these options; a call that would wait raises Throttled."""
-
-    async def by_async_client(url: str, limits: Any, **options: Any) -> bytes:
-        async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS, counts=False) as asynchronous:
-            transport = AsyncLimitedTransport(asynchronous, limits, max_wait=0, **options)
-            async with httpx.AsyncClient(transport=transport) as client:
-                return (await client.get(url)).content
+@pytest.fixture
+def get(client: Client) -> Get:
+    """One call; a call that would wait raises Throttled."""
 
     def call(url: str, limits: Any = "api", **options: Any) -> None:
-        if request.param == "httpx async":
-            content = asyncio.run(by_async_client(url, limits, **options))
-        elif request.param == "httpx":
-            with httpx.Client(transport=LimitedTransport(limiter, limits, max_wait=0, **options)) as client:
-                content = client.get(url).content
-        else:
-            with requests.Session() as session:
-                session.mount("http://", LimitedAdapter(limiter, limits, max_wait=0, **options))
-                content = session.get(url).content
-        assert content == b"body", "as it came"
+        assert client.get(url, limits, max_wait=0, **options) == BODY, "as it came"
 
     return call
 
@@ -111,7 +45,7 @@ def test_refusal_pauses_the_limit_for_every_process(get: Get, limiter: Limiter, 
     assert limiter.history("api")[-1].reason == "upstream: status 429"
     with pytest.raises(Throttled, match="'api'"):
         get(upstream.url)
-    assert upstream.calls == 1
+    assert len(upstream.calls) == 1
 
 
 def test_without_the_options_nothing_is_reported(get: Get, limiter: Limiter, upstream: Upstream) -> None:
@@ -181,9 +115,6 @@ def test_response_that_changes_nothing_costs_no_store_call(get: Get, upstream: U
 def test_response_is_returned_when_its_report_fails(
     get: Get, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from celery_ratelimit import StoreUnavailable
-    from celery_ratelimit.limiter.report_methods import ReportMethods
-
     def lost(*_: object) -> Any:
         raise StoreUnavailable("gone")
         yield
@@ -191,15 +122,13 @@ def test_response_is_returned_when_its_report_fails(
     monkeypatch.setattr(ReportMethods, "_report", lost)
     upstream.says(429)
     get(upstream.url, on_429="pause")
-    assert upstream.calls == 1
+    assert len(upstream.calls) == 1
 
 
 def test_interrupted_report_closes_the_response(
     get: Get, limiter: Limiter, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a task's soft time limit, for example: the connection goes back, and so do the leases."""
-    from celery_ratelimit.limiter.report_methods import ReportMethods
-
     closed: list[str] = []
     for kind, name in ((httpx.Response, "close"), (requests.Response, "close"), (httpx.Response, "aclose")):
         close = getattr(kind, name)

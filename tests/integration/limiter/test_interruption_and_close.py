@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,11 +17,11 @@ import redis.asyncio
 
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.leases import LeaseKeeper
 from celery_ratelimit.limiter.operation import Operation
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 from tests.fleet_of import until
+from tests.integration.limiter.either import KINDS, EitherLimiter, opened
 
 SLOW = Limit("1/m", name="slow")
 HALF = Limit("2/m", name="half")
@@ -69,18 +68,9 @@ def others() -> None:
     OTHERS.update(threading.enumerate())
 
 
-def threads() -> list[str]:
-    return [each.name for each in new_threads() if each.name == "celery_ratelimit-leases"]
-
-
-def new_threads() -> set[threading.Thread]:
-    return set(threading.enumerate()) - OTHERS
-
-
-@pytest.fixture
-def limiter(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
-    with Limiter.from_url(server.url + PATIENT) as limiter:
-        yield limiter
+def threads(name: str = "leases") -> list[str]:
+    new = set(threading.enumerate()) - OTHERS
+    return [each.name for each in new if each.name == f"celery_ratelimit-{name}"]
 
 
 # -- Interrupted -------------------------------------------------------------------------------------------------------
@@ -109,14 +99,6 @@ def test_interrupted_call_that_waits_for_a_lease_gets_none(limiter: Limiter, sto
         assert slots(store) == []
     assert limiter.peek(PLACE).remaining == 1
     assert limiter.peek(HALF).remaining == 1
-
-
-def test_interrupted_block_gives_its_lease_back(limiter: Limiter) -> None:
-    inside = threading.Event()
-    with interrupted(inside.is_set, TimeIsUp), limiter.permit(PLACE):
-        inside.set()
-        time.sleep(60)
-    assert limiter.peek(PLACE).remaining == 1
 
 
 def test_call_interrupted_before_its_reply_keeps_no_lease(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +135,7 @@ def test_closed_limiter_leaves_no_thread_and_no_connection(server: EmbeddedServe
     until(lambda: connected(store) <= before, 10, "every connection to be closed")
 
 
-def test_close_returns_leases_that_could_not_be_returned_before(server: EmbeddedServer) -> None:
+def test_close_returns_leases_that_could_not_be_returned_before() -> None:
     with embedded_server(persist=True) as own:
         limiter = Limiter.from_url(own.url)
         with limiter.permit(PLACE):
@@ -195,8 +177,9 @@ def test_close_leaves_a_given_client_open(server: EmbeddedServer, store: redis.R
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_close_behind_sentinels_and_on_a_cluster_leaves_no_connection(
-    sentinel_store: Sentinels, cluster_store: Cluster
+    sentinel_store: Sentinels, cluster_store: Cluster, kind: Any
 ) -> None:
     clients = [redis.Redis(port=port) for port in sentinel_store.ports]
     clients += [redis.Redis.from_url(sentinel_store.master.url), *cluster_store.clients]
@@ -211,82 +194,33 @@ def test_close_behind_sentinels_and_on_a_cluster_leaves_no_connection(
     names = [client.client_setname("test") for client in clients]
     assert all(names)
     before = ours()
-    with Limiter.from_url(f"{sentinel_store.url}/0?service_name={Sentinels.NAME}") as limiter:
-        limiter.acquire(HALF)
-    with Limiter.from_url(cluster_store.url) as limiter:
-        limiter.acquire([HALF, SLOW, PLACE])
-
-    async def awaited() -> None:
-        async with AsyncLimiter.from_url(f"{sentinel_store.url}/0?service_name={Sentinels.NAME}") as limiter:
-            await limiter.acquire(HALF)
-        async with AsyncLimiter.from_url(cluster_store.url) as limiter:
-            await limiter.acquire([HALF, SLOW, PLACE])
-
-    asyncio.run(awaited())
+    for url in (f"{sentinel_store.url}/0?service_name={Sentinels.NAME}", cluster_store.url):
+        with opened(kind, lambda kind, url=url: kind.from_url(url)) as limiter:
+            limiter.acquire([HALF, SLOW, PLACE])
     until(lambda: ours() <= before, 10, "every connection to be closed")
-    followers = "celery_ratelimit-sentinel"
-    until(
-        lambda: followers not in [each.name for each in new_threads()],
-        10,
-        "the end of the threads that follow a master",
-    )
+    until(lambda: not threads("sentinel"), 10, "the end of the threads that follow a master")
 
 
-# -- Renewed, whatever happens -----------------------------------------------------------------------------------------
-
-
-class Broken:
-    """A limiter whose first renewals fail with an unforeseen error."""
-
-    def __init__(self, limiter: Limiter) -> None:
-        self.limiter, self.faults = limiter, 3
-
-    def renew(self, leases: Any) -> Any:
-        if self.faults:
-            self.faults -= 1
-            raise ZeroDivisionError("unforeseen")
-        return self.limiter._asker.renew(leases)
-
-    def release(self, ended: Any) -> int:
-        return self.limiter._asker.release(ended)
-
-
-def test_renewing_goes_on_after_an_unforeseen_error(limiter: Limiter, caplog: pytest.LogCaptureFixture) -> None:
-    short = Concurrency(1, name="short", lease=60)
-    broken = Broken(limiter)
-    leases = LeaseKeeper(broken)
-    decision = limiter.acquire(short)
-    leases.begin(decision.id, decision._demands, decision._granted_at)
-    until(lambda: leases._wake.set() or not broken.faults, 10, "the faults")  # type: ignore[union-attr]
-    assert threads() == ["celery_ratelimit-leases"]
-    leases.end(decision.id)
-    leases.close()
-    said = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(said) == 1, "once, not at each attempt"
-    assert said[0].exc_info is not None
-    assert limiter.acquire(short).allowed
-
-
-def test_async_renewing_goes_on_after_an_unforeseen_error(
-    server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_renewing_goes_on_after_an_unforeseen_error(
+    either: EitherLimiter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    short = Concurrency(1, name="short", lease=0.9)
+    monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
+    renew, attempts = either._asker.core.renew, []
 
-    async def main() -> None:
-        async with AsyncLimiter.from_url(server.url + PATIENT) as limiter:
-            renew, faults = limiter._asker.core.renew, [ZeroDivisionError("unforeseen")]
-            renewed = asyncio.Event()
+    def broken(leases: Any) -> Operation[list[bool]]:
+        attempts.append(leases)
+        if len(attempts) <= 3:
+            raise ZeroDivisionError("unforeseen")
+        return (yield from renew(leases))
 
-            def broken(leases: Any) -> Operation[list[bool]]:
-                if faults:
-                    raise faults.pop()
-                kept = yield from renew(leases)
-                renewed.set()
-                return kept
+    def is_renewed() -> bool:
+        either.ping()  # lets an event loop go on
+        return len(attempts) > 4
 
-            monkeypatch.setattr(limiter._asker.core, "renew", broken)
-            async with limiter.permit(short):
-                await asyncio.wait_for(renewed.wait(), 60)
-
-    asyncio.run(main())
-    assert "A lease was not renewed, and is tried again" in caplog.text
+    monkeypatch.setattr(either._asker.core, "renew", broken)
+    with either.block(PLACE):
+        until(is_renewed, 10, "a renewal")
+    (said,) = [record for record in caplog.records if record.levelno >= logging.ERROR]  # once, not at each attempt
+    assert "not renewed" in said.message
+    assert said.exc_info is not None
+    assert either.acquire(PLACE).allowed

@@ -20,30 +20,19 @@ from celery_ratelimit.web.looks import Looks
 from tests.conftest import PATIENT
 from tests.integration.limiter.either import KINDS, opened
 
-#: Two limits of one name in two apps: of every algorithm, and from one algorithm to another.
+#: The options of a limit in two apps: of every algorithm, and from one algorithm to another.
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "token_bucket": ({"rate": "100/h", "burst": 3}, {"rate": "1/h"}),
+    "warm-up": ({"rate": "100/h", "warmup": 1}, {"rate": "1/h", "warmup": 2}),
+    "another algorithm": ({"rate": "3/d", "algorithm": "sliding_log"}, {"rate": "1/h"}),
+}
+for each in ("leaky_bucket", "fixed_window", "sliding_window", "sliding_log"):
+    OPTIONS[each] = {"rate": "3/d", "algorithm": each}, {"rate": "2/d", "algorithm": each}
+for option, value in (("refill", "interval"), ("shadow", True)):
+    OPTIONS[option] = {"rate": "100/h", option: value}, {"rate": "1/h", option: value}
 LIMITS: dict[str, tuple[Any, Any]] = {
-    "token_bucket": (Limit("100/h", burst=3, name="api"), Limit("1/h", name="api")),
-    "leaky_bucket": (
-        Limit("100/h", algorithm="leaky_bucket", name="api"),
-        Limit("1/h", algorithm="leaky_bucket", name="api"),
-    ),
-    "interval": (Limit("100/h", refill="interval", name="api"), Limit("1/h", refill="interval", name="api")),
-    "warm-up": (Limit("100/h", warmup=1, name="api"), Limit("1/h", warmup=2, name="api")),
-    "fixed_window": (
-        Limit("3/d", algorithm="fixed_window", name="api"),
-        Limit("2/d", algorithm="fixed_window", name="api"),
-    ),
-    "sliding_window": (
-        Limit("3/d", algorithm="sliding_window", name="api"),
-        Limit("2/d", algorithm="sliding_window", name="api"),
-    ),
-    "sliding_log": (
-        Limit("3/d", algorithm="sliding_log", name="api"),
-        Limit("2/d", algorithm="sliding_log", name="api"),
-    ),
-    "another algorithm": (Limit("3/d", algorithm="sliding_log", name="api"), Limit("1/h", name="api")),
     "concurrency": (Concurrency(2, name="api"), Concurrency(1, name="api", lease=5)),
-    "shadow": (Limit("3/d", name="api", shadow=True), Limit("1/h", name="api", shadow=True)),
+    **{id: (Limit(name="api", **here), Limit(name="api", **there)) for id, (here, there) in OPTIONS.items()},
 }
 
 
@@ -122,10 +111,9 @@ def test_no_page_and_no_showing_command_writes(server: EmbeddedServer, store: re
         seen.assert_unchanged()
 
 
-def test_peek_with_another_rate_leaves_the_bucket_unchanged(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_peek_with_another_rate_leaves_the_bucket_unchanged(limiter: Limiter) -> None:
     mine, theirs = Limit("100/h", burst=100, name="api"), Limit("1/h", name="api")
-    with Limiter.from_url(server.url + PATIENT) as limiter:
-        for _ in range(20):
-            limiter.acquire(mine)
-        assert limiter.peek(theirs).retry_after > 1000
-        assert limiter.acquire(mine).allowed
+    for _ in range(20):
+        limiter.acquire(mine)
+    assert limiter.peek(theirs).retry_after > 1000
+    assert limiter.acquire(mine).allowed

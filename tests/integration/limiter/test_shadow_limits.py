@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
-from tests.integration.limiter.either import KINDS, opened
+from tests.integration.limiter.either import EitherLimiter
 from tests.shop import Run, command_line, make_app, park
 
 TRIED = Limit("1/h", name="tried", shadow=True)
@@ -38,36 +37,19 @@ def report(limiter: Any, name: str, number: int) -> Any:
     return limiter.shadow_report(name, force=True)
 
 
-@pytest.fixture
-def limiter(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
-    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
-        yield limiter
-
-
-@pytest.fixture
-def other(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
-    """A limiter of another process."""
-    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
-        yield limiter
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_shadow_limit_delays_no_call_and_reports_what_it_would_delay(
-    server: EmbeddedServer, store: redis.Redis, kind: Any
-) -> None:
-    with opened(kind, lambda kind: kind.from_url(server.url + PATIENT, quotas=QUOTAS)) as limiter:
-        for _ in range(5):
-            decision = limiter.acquire("tried")
-            assert (decision.allowed, decision.retry_after, decision._demands) == (True, 0.0, ())
-            assert limiter.peek("tried").allowed
-            assert limiter.available("tried") == 1
-            with limiter.block("tried", max_wait=0.01):
-                pass
-        assert not store.exists("ratelimit:v1:{tried}::state")
-        said = report(limiter, "tried", 10)
-        assert (said.requests, said.delayed) == (10, 9)
-        assert said.longest > 8 * 3600
-        assert limiter.stats("tried", force=True)["tried"].results["shadow"] == 10
+def test_shadow_limit_delays_no_call_and_reports_what_it_would_delay(either: EitherLimiter, store: redis.Redis) -> None:
+    for _ in range(5):
+        decision = either.acquire("tried")
+        assert (decision.allowed, decision.retry_after, decision._demands) == (True, 0.0, ())
+        assert either.peek("tried").allowed
+        assert either.available("tried") == 1
+        with either.block("tried", max_wait=0.01):
+            pass
+    assert not store.exists("ratelimit:v1:{tried}::state")
+    said = report(either, "tried", 10)
+    assert (said.requests, said.delayed) == (10, 9)
+    assert said.longest > 8 * 3600
+    assert either.stats("tried", force=True)["tried"].results["shadow"] == 10
 
 
 def test_other_limits_of_a_call_decide_without_the_shadow_limit(limiter: Limiter) -> None:
@@ -105,31 +87,6 @@ def test_shadow_report_contains_reservations_cancellations_and_settlements(limit
 def test_invalid_shadow_is_an_error(make: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         make()
-
-
-NAME = "tests.apps.fleet"
-
-
-@pytest.mark.parametrize("task", ["plain", "tenant"])
-def test_workers_start_tasks_of_a_shadow_limit_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
-) -> None:
-    name = "slow" if task == "plain" else "t"
-    quotas = {"slow": {"rate": "1/h", "shadow": True}, "t": {"rate": "1/h", "shadow": True, "key": "{tenant}"}}
-    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.plain": ["slow"], f"{NAME}.ten*": ["t"]}}
-    with (
-        Fleet(server, tmp_path, rate="1000/s", install=True, **conf) as fleet,
-        Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter,
-    ):
-        fleet.start(number=2)
-        for index in range(30):
-            fleet.send(task, index, *(["a"] if task == "tenant" else []))
-        fleet.wait_for(30, 30)
-        said = report(limiter, name, 30)
-        assert (said.requests, said.delayed) == (30, 29)
-        until(lambda: limiter.stats(name)[name].results["shadow"] == 30, 10, "the counts")
-        assert f"{NAME}.{task}" in {user.name for user in limiter.stats(name)[name].users}
-        assert not fleet.signals()
 
 
 # -- Commands, fleets, clusters and memory -----------------------------------------------------------------------------
@@ -210,28 +167,13 @@ def test_invalid_shadow_commands_are_errors(run: Run, args: tuple[str, ...], say
     assert (found.exit_code, says in found.output) == (2, True), found.output
 
 
-def test_other_processes_follow_a_switch(limiter: Limiter, other: Limiter) -> None:
-    limiter.quotas["api"] = other.quotas["api"] = Limit("1/h", name="api")
-    assert [other.acquire("api").allowed for _ in range(2)] == [True, False]
-    limiter.set_shadow("api", True)
-    for _ in range(5):
-        assert other.acquire("api").allowed, "from the next decision on"
-    assert report(other, "api", 4).requests == 4, "the first decision did not know"
-    limiter.set_shadow("api", False)
-    until(lambda: not other.acquire("api").allowed, 5, "the end of the shadow")
-    limiter.set_shadow("tried", False)
-    until(lambda: not other.acquire("tried").allowed, 5, "the end of the code's shadow")
-    limiter.set_shadow("tried", None)
-    assert other.acquire("api", max_wait=0).allowed is False
-
-
 @pytest.mark.parametrize("task", ["retry", "wait"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_running_fleet_follows_switches_to_shadow_and_back(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     """A backlog at 1/m starts at once in shadow; in force again, the next tasks wait."""
-    name = f"{NAME}.{task}"
+    name = f"tests.apps.fleet.{task}"
     with (
         Fleet(server, tmp_path, rate="1/m") as fleet,
         Limiter.from_url(server.url + PATIENT, quotas={name: Limit("1/m", name=name)}) as limiter,
@@ -324,9 +266,11 @@ def test_process_without_the_limit_leaves_the_simulation_to_others(
 
 
 def test_requests_after_the_end_of_the_shadow_are_not_simulated(
-    limiter: Limiter, other: Limiter, store: redis.Redis
+    server: EmbeddedServer, limiter: Limiter, store: redis.Redis
 ) -> None:
-    other.set_shadow("tried", False)
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as other:
+        other.set_shadow("tried", False)
     assert limiter.acquire("tried").allowed, "this process does not know yet"
     until(lambda: limiter.stats("tried")["tried"].results["shadow"] == 1, 10, "the counts")
     assert not store.exists("ratelimit:v1:{tried}::arrivals")
+    until(lambda: not limiter.acquire("tried").allowed, 5, "the end of the shadow")

@@ -17,24 +17,27 @@ from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 from tests.integration.limiter.either import KINDS, opened
 
-QUOTAS = {"api": Limit("1000/s", burst=3, name="api"), "tenant": Limit("5/s", name="tenant", key="t:{tenant_id}")}
+QUOTAS = {
+    "api": Limit("1000/s", burst=3, name="api"),
+    "slow": Limit("1/h", name="slow"),
+    "tenant": Limit("5/s", name="tenant", key="t:{tenant_id}"),
+}
 NAME = "tests.apps.fleet"
 
 
-def test_limiter_counts_results_permits_waits_and_keys(server: EmbeddedServer, store: redis.Redis) -> None:
-    with Limiter.from_url(server.url, quotas={**QUOTAS, "slow": "1/h"}) as limiter:
-        limiter.acquire("api", cost=2)
-        with limiter.permit("tenant", args={"tenant_id": 7}):
-            limiter.acquire("tenant", args={"tenant_id": 7}, max_wait=1)
-        limiter.acquire("slow")
-        limiter.acquire("slow")
-        until(lambda: limiter.stats("slow")["slow"].results["refused"] == 1, 5, "the counts")
-        api, tenant, slow = limiter.stats(["api", "tenant", "slow"]).values()
-        assert (api.results["acquired"], api.permits) == (1, 2)
-        assert (tenant.results["acquired"], tenant.results["waited"]) == (1, 1)
-        assert tenant.waited > 0.1
-        assert [(user.kind, user.name) for user in tenant.users] == [("key", "t:7")]
-        assert slow.results["acquired"] == 1
+def test_limiter_counts_results_permits_waits_and_keys(limiter: Limiter) -> None:
+    limiter.acquire("api", cost=2)
+    with limiter.permit("tenant", args={"tenant_id": 7}):
+        limiter.acquire("tenant", args={"tenant_id": 7}, max_wait=1)
+    limiter.acquire("slow")
+    limiter.acquire("slow")
+    until(lambda: limiter.stats("slow")["slow"].results["refused"] == 1, 5, "the counts")
+    api, tenant, slow = limiter.stats(["api", "tenant", "slow"]).values()
+    assert (api.results["acquired"], api.permits) == (1, 2)
+    assert (tenant.results["acquired"], tenant.results["waited"]) == (1, 1)
+    assert tenant.waited > 0.1
+    assert [(user.kind, user.name) for user in tenant.users] == [("key", "t:7")]
+    assert slow.results["acquired"] == 1
 
 
 def test_counts_on_a_cluster(cluster_store: Cluster) -> None:
@@ -75,15 +78,14 @@ def test_counts_are_sent_within_seconds_and_at_close_and_the_thread_ends(
 
 
 def test_store_that_refuses_counts_is_logged_once_and_decides(
-    server: EmbeddedServer, store: redis.Redis, caplog: pytest.LogCaptureFixture
+    limiter: Limiter, store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Limiter.from_url(server.url, quotas=QUOTAS) as limiter:
-        for key in count_keys(limiter.prefix, "api"):
-            store.set(key, "something else", ex=60)  # of another type than add_counts.lua wants
-        for _ in range(3):
-            assert limiter.acquire("api").allowed
-            assert limiter._counting is not None
-            limiter._counting.send()
+    for key in count_keys(limiter.prefix, "api"):
+        store.set(key, "something else", ex=60)  # of another type than add_counts.lua wants
+    for _ in range(3):
+        assert limiter.acquire("api").allowed
+        assert limiter._counting is not None
+        limiter._counting.send()
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1
     assert "figures are missing" in caplog.text

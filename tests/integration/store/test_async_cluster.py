@@ -35,28 +35,28 @@ def outcomes(answers: Sequence[Decision | BaseException]) -> Counter[str]:
     return Counter(f"allowed: {each.allowed}" if isinstance(each, Decision) else repr(each) for each in answers)
 
 
-@pytest.mark.parametrize("limits", [ONE, SPREAD], ids=["one slot", "three slots"])
-@pytest.mark.parametrize("callers", [25, 1_000])
-def test_many_callers_share_ten_connections_to_each_node(cluster_store: Cluster, limits: Any, callers: int) -> None:
+@pytest.mark.parametrize(
+    ("callers", "limits", "options", "most"),
+    [
+        (25, ONE, {}, 10),
+        (25, SPREAD, {}, 10),
+        (1_000, ONE, {}, 10),
+        (1_000, SPREAD, {}, 10),
+        (200, ONE, {"max_connections": 2, "timeout": 100}, 2),
+    ],
+)
+def test_many_callers_share_few_connections_to_each_node(
+    cluster_store: Cluster, callers: int, limits: Any, options: dict[str, Any], most: int
+) -> None:
     async def main() -> None:
-        async with AsyncLimiter.from_url(cluster_store.url + TIMEOUTS) as limiter:
+        async with AsyncLimiter.from_url(cluster_store.url + TIMEOUTS, **options) as limiter:
             for _ in range(3):
                 assert outcomes(await at_once(limiter, limits, callers)) == {"allowed: True": callers}
 
     before = connections(cluster_store)
     asyncio.run(main())
     own = 3  # which nodes there are, and what they can do, is asked apart
-    assert all(now - then <= 10 + own for then, now in zip(before, connections(cluster_store), strict=True))
-
-
-def test_number_of_connections_is_an_option(cluster_store: Cluster) -> None:
-    async def main() -> None:
-        async with AsyncLimiter.from_url(cluster_store.url + TIMEOUTS, max_connections=2, timeout=100) as limiter:
-            assert outcomes(await at_once(limiter, ONE, 200)) == {"allowed: True": 200}
-
-    before = connections(cluster_store)
-    asyncio.run(main())
-    assert all(now - then <= 5 for then, now in zip(before, connections(cluster_store), strict=True))
+    assert all(now - then <= most + own for then, now in zip(before, connections(cluster_store), strict=True))
 
 
 def test_many_callers_follow_a_moving_slot(cluster_store: Cluster) -> None:

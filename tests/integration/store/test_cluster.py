@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,13 @@ import redis
 
 from benchmarks.records import Start
 from benchmarks.servers import Cluster
-from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import assert_over, until
+from tests.integration.limiter.either import KINDS, EitherLimiter, opened
 from tests.integration.store.helpers import answers
 from tests.parks import park_one
 
@@ -42,13 +43,24 @@ def node_of(cluster: Cluster, limit: Limit) -> int:
     return cluster.owner(redis.crc.key_slot(limit.name.encode()))
 
 
-def remaining(limiter: Limiter, limits: list[Any]) -> list[int]:
+def remaining(limiter: Any, limits: list[Any]) -> list[int]:
     return [state.remaining for limit in limits for state in limiter.peek(limit).states]
 
 
 @pytest.fixture
 def on_cluster(cluster_store: Cluster) -> Limiter:
     return Limiter.from_url(cluster_store.url)
+
+
+@pytest.fixture(params=KINDS)
+def either(request: pytest.FixtureRequest, cluster_store: Cluster) -> Iterator[EitherLimiter]:
+    with opened(request.param, lambda kind: kind.from_url(cluster_store.url)) as limiter:
+        yield limiter
+
+
+def three(rate: str, **options: Any) -> list[Limit]:
+    """Limits in three slots, on three nodes."""
+    return [Limit(rate, name=name, **options) for name in ("a", "b", "c")]
 
 
 def test_url_of_one_server_for_a_node_of_a_cluster_is_an_error(cluster_store: Cluster) -> None:
@@ -80,34 +92,26 @@ def test_limit_named_as_the_hash_tag_of_others_is_taken_with_them(on_cluster: Li
     assert on_cluster.acquire([*TOGETHER, Limit("1/s", name="stripe")]).allowed
 
 
-@pytest.mark.parametrize("closed", ["a", "b", "c"])
-def test_law_6_all_or_nothing_over_three_tags(on_cluster: Limiter, closed: str) -> None:
-    limits = [Limit("1/m", burst=5, name="a"), Limit("1/m", burst=5, name="b"), Limit("1/m", burst=5, name="c")]
-    blocked = next(limit for limit in limits if limit.name == closed)
-    on_cluster.acquire(blocked, cost=5)
-    decision = on_cluster.acquire(limits, cost=2)
-    assert not decision.allowed
-    assert decision.limited_by == closed
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_law_6_all_or_nothing_over_three_tags(either: EitherLimiter, closed: int) -> None:
+    limits, full = three("1/m", burst=5), [5, 5, 5]
+    assert either.acquire(limits, cost=2).allowed
+    assert remaining(either, limits) == [3, 3, 3]
+    either.reset(limits)
+    either.acquire(limits[closed], cost=5)
+    full[closed] = 0
+    decision = either.acquire(limits, cost=2)
+    assert (decision.allowed, decision.limited_by) == (False, limits[closed].name)
     assert decision.retry_after == pytest.approx(120, abs=1)
-    assert [state.remaining for state in decision.states] == [0 if limit is blocked else 5 for limit in limits]
-    assert remaining(on_cluster, limits) == [0 if limit is blocked else 5 for limit in limits]
-    peeked = on_cluster.peek(limits, cost=2)
-    assert (peeked.allowed, peeked.limited_by) == (False, closed)
-
-
-def test_joint_wait_is_the_longest(on_cluster: Limiter) -> None:
-    rates = {"a": "1/m", "b": "1/s", "c": "1/h"}
-    limits = [Limit(rate, name=name) for name, rate in rates.items()]
-    for limit in limits:
-        on_cluster.acquire(limit)
-    decision = on_cluster.acquire(limits)
-    assert (decision.allowed, decision.limited_by) == (False, "c")
-    assert decision.retry_after == pytest.approx(3600, abs=2)
+    assert [state.remaining for state in decision.states] == full
+    assert remaining(either, limits) == full
+    peeked = either.peek(limits, cost=2)
+    assert (peeked.allowed, peeked.limited_by) == (False, limits[closed].name)
 
 
 def test_permits_ahead_of_limits_in_several_slots_are_good_at_one_time(on_cluster: Limiter) -> None:
     """As in one script: the permit of each limit is spent at the joint time."""
-    limits = [Limit("1/m", name=name) for name in ("a", "b", "c")]
+    limits = three("1/m")
     for slow in limits:
         for limit in limits:
             on_cluster.reset(limit)
@@ -120,24 +124,23 @@ def test_permits_ahead_of_limits_in_several_slots_are_good_at_one_time(on_cluste
         assert min(resets) > 20
 
 
-def test_reserve_and_cancel_over_three_tags(on_cluster: Limiter) -> None:
-    limits = [Limit("10/h", burst=5, name=name) for name in ("a", "b", "c")]
-    on_cluster.acquire(limits[1], cost=5)
-    made = on_cluster.reserve(limits, id="one", horizon=3600.0)
-    again = on_cluster.reserve(limits, id="one", horizon=3600.0)
+def test_reserve_and_cancel_over_three_tags(either: EitherLimiter) -> None:
+    limits = three("10/h", burst=5)
+    either.acquire(limits[1], cost=5)
+    made = either.reserve(limits, id="one", horizon=3600.0)
+    again = either.reserve(limits, id="one", horizon=3600.0)
     assert made.allowed
     assert again.retry_after <= made.retry_after
-    assert not on_cluster.reserve(limits, id="two", horizon=0.0).allowed
-    assert [on_cluster.cancel(limits, id="one") for _ in range(2)] == [True, False]
-    assert on_cluster.reserve(limits, id="two", horizon=3600.0).retry_after <= made.retry_after
+    assert not either.reserve(limits, id="two", horizon=0.0).allowed
+    assert [either.cancel(limits, id="one") for _ in range(2)] == [True, False]
+    assert either.reserve(limits, id="two", horizon=3600.0).retry_after <= made.retry_after
 
 
-def test_settle_over_three_tags_counts_once(on_cluster: Limiter) -> None:
-    limits = [Limit("1/m", burst=9, name=name) for name in ("a", "b", "c")]
-    decision = on_cluster.acquire(limits, cost=2)
-    assert on_cluster.settle(decision, 5)
-    assert not on_cluster.settle(decision, 5)
-    assert remaining(on_cluster, limits) == [4, 4, 4]
+def test_settle_over_three_tags_counts_once(either: EitherLimiter) -> None:
+    limits = three("1/m", burst=9)
+    decision = either.acquire(limits, cost=2)
+    assert [either.settle(decision, 5) for _ in range(2)] == [True, False]
+    assert remaining(either, limits) == [4, 4, 4]
 
 
 def test_reservation_id_used_for_more_limits_is_an_error(on_cluster: Limiter) -> None:
@@ -150,7 +153,7 @@ def test_reservation_id_used_for_more_limits_is_an_error(on_cluster: Limiter) ->
 
 def test_settled_permits_are_returned_on_every_node(on_cluster: Limiter) -> None:
     """Each node grants by its own clock; a log finds an entry by that time."""
-    logs = [Limit("10/h", name=name, algorithm="sliding_log") for name in ("a", "b", "c")]
+    logs = three("10/h", algorithm="sliding_log")
     taken = on_cluster.acquire(logs, cost=4)
     assert on_cluster.settle(pickle.loads(pickle.dumps(taken)), 0), "as a worker's process gets it"
     assert remaining(on_cluster, logs) == [10, 10, 10]
@@ -160,19 +163,19 @@ def test_settled_permits_are_returned_on_every_node(on_cluster: Limiter) -> None
     assert remaining(on_cluster, logs) == [9, 9, 9]
 
 
-def test_leases_over_three_tags(on_cluster: Limiter) -> None:
+def test_leases_over_three_tags(either: EitherLimiter) -> None:
     places = [Concurrency(2, name=name) for name in ("a", "b", "c")]
-    one, two = on_cluster.acquire(places), on_cluster.acquire(places[:2])
+    one, two = either.acquire(places), either.acquire(places[:2])
     assert one.allowed
     assert two.allowed
-    refused = on_cluster.acquire(places)
+    refused = either.acquire(places)
     assert not refused.allowed
     assert refused.limited_by in ("a", "b")
     assert [state.remaining for state in refused.states] == [0, 0, 1], "the place that was taken is given back"
-    assert on_cluster.renew(one)
-    assert on_cluster.release(one)
-    assert not on_cluster.renew(one)
-    assert remaining(on_cluster, places) == [1, 1, 2]
+    assert either.renew(one)
+    assert either.release(one)
+    assert not either.renew(one)
+    assert remaining(either, places) == [1, 1, 2]
 
 
 def test_slot_is_kept_at_the_limit_with_the_longest_wait(on_cluster: Limiter) -> None:
@@ -182,6 +185,7 @@ def test_slot_is_kept_at_the_limit_with_the_longest_wait(on_cluster: Limiter) ->
     on_cluster._asker.ask(demands)
     refused = on_cluster._asker.ask(demands, id="one", claim=1e9)
     assert refused.limited_by == "b"
+    assert refused.retry_after == pytest.approx(3600, abs=2)
     keys = [f"ratelimit:v1:{{{name}}}::slots" for name in ("a", "b", "c")]
     assert [on_cluster.client.exists(key) for key in keys] == [0, 1, 0]
     on_cluster._asker.forget(demands, id="one")
@@ -190,7 +194,7 @@ def test_slot_is_kept_at_the_limit_with_the_longest_wait(on_cluster: Limiter) ->
 
 def test_laws_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) -> None:
     """Each takes two of three limits, in an order of its own, and waits for its turn."""
-    limits = [Limit("50/s", burst=3, name=name) for name in ("a", "b", "c")]
+    limits = three("50/s", burst=3)
     granted: dict[str, list[float]] = defaultdict(list)
     lock = threading.Lock()
     stop = time.monotonic() + 3.0
@@ -220,12 +224,12 @@ def test_laws_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) 
 
 
 @pytest.mark.parametrize("limits", [TOGETHER, SPREAD], ids=["one tag", "three tags"])
-def test_moved_slot_is_followed(on_cluster: Limiter, cluster_store: Cluster, limits: list[Limit]) -> None:
+def test_moved_slot_is_followed(either: EitherLimiter, cluster_store: Cluster, limits: list[Limit]) -> None:
     limits = [replace(limit, rate="1/m") for limit in limits]
-    assert on_cluster.acquire(limits).allowed
+    assert either.acquire(limits).allowed
     for left in (3, 2, 1):  # once around
         cluster_store.move_slot("stripe" if limits[0].name == "{stripe}.a" else "a")
-        decision = on_cluster.acquire(limits)
+        decision = either.acquire(limits)
         assert decision.allowed
         assert [state.remaining for state in decision.states] == [left] * 3, "what was taken has moved with it"
 
@@ -246,30 +250,6 @@ def test_lost_node_is_an_outage_for_its_limits(cluster_store: Cluster) -> None:
     until(lambda: all(cluster_store._is_whole(client) for client in cluster_store.clients), 20, "a whole cluster")
     until(lambda: answers(limiter), 10, "an answer")
     assert remaining(limiter, [on_it[0], on_it[1]]) == [5, 5], "what was taken before the refusal is given back"
-
-
-def test_async_limiter_on_a_cluster_decides_like_the_plain_one(cluster_store: Cluster) -> None:
-    limits = [Limit("1/m", burst=5, name=name) for name in ("a", "b", "c")]
-
-    async def main() -> None:
-        async with AsyncLimiter.from_url(cluster_store.url) as limiter:
-            decision = await limiter.acquire(limits, cost=2)
-            assert decision.allowed
-            assert [state.remaining for state in decision.states] == [3, 3, 3]
-            assert await limiter.settle(decision, 1)
-            assert (await limiter.acquire(TOGETHER)).allowed
-            await limiter.acquire(limits[1], cost=4)
-            refused = await limiter.acquire(limits)
-            assert (refused.allowed, refused.limited_by) == (False, "b")
-            assert [state.remaining for state in refused.states] == [4, 0, 4]
-            places = [Concurrency(2, name=name) for name in ("a", "b", "c")]
-            held = await limiter.acquire(places)
-            assert await limiter.renew(held)
-            assert await limiter.release(held)
-            assert not await limiter.renew(held)
-
-    asyncio.run(main())
-    assert remaining(Limiter.from_url(cluster_store.url), limits) == [4, 0, 4]
 
 
 def test_tasks_parked_for_limits_in_several_slots_return_once(on_cluster: Limiter) -> None:
@@ -319,20 +299,13 @@ def test_memory_is_that_of_the_fullest_node(on_cluster: Limiter, cluster_store: 
             client.config_set("maxmemory", "0")
 
 
-def test_full_cluster_still_decides(on_cluster: Limiter, cluster_store: Cluster) -> None:
-    hourly = [Limit("1/h", burst=5, name=name) for name in ("a", "b", "c")]
-
-    async def acquire() -> bool:
-        async with AsyncLimiter.from_url(cluster_store.url, counts=False) as other:
-            return (await other.acquire(hourly)).allowed
-
+def test_full_cluster_still_decides(either: EitherLimiter, on_cluster: Limiter, cluster_store: Cluster) -> None:
+    hourly = three("1/h", burst=5)
     for client in cluster_store.clients:
         client.config_set("maxmemory", "1")
     try:
         on_cluster._asker.probe()
-        assert [on_cluster.acquire(hourly).allowed for _ in range(4)] == [True] * 4
-        assert asyncio.run(acquire())
-        assert not on_cluster.acquire(hourly).allowed
+        assert [either.acquire(hourly).allowed for _ in range(6)] == [True] * 5 + [False]
     finally:
         for client in cluster_store.clients:
             client.config_set("maxmemory", "0")

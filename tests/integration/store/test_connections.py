@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import redis
 
-from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit import ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.worker.limit_watcher import read_changes
 from tests.far_away import relay
+from tests.integration.limiter.either import KINDS, opened
 
 LIMIT = Limit("1/m", name="api")
 OTHERS = [Limit("1/m", name=f"other{n}") for n in range(3)]
@@ -28,38 +29,58 @@ def own_server() -> Iterator[EmbeddedServer]:
         yield running
 
 
-def test_restarted_store_is_reconnected_and_a_dead_one_is_an_error(own_server: EmbeddedServer) -> None:
-    limiter = Limiter.from_url(own_server.url + "?socket_timeout=60&socket_connect_timeout=60")
-    for call in (limiter.acquire, limiter.peek, limiter.reset, lambda limit: limiter.ping()):
-        call(LIMIT)
-        own_server.kill()
-        own_server.start()
-        call(LIMIT)
-        own_server.kill()
-        with pytest.raises(StoreUnavailable) as caught:
-            call(LIMIT)
-        assert caught.value.__cause__ is not None
-        own_server.start()
-    assert limiter.acquire(LIMIT).allowed
-    own_server.kill()
-    own_server.start()
-    assert not limiter.acquire(LIMIT).allowed, "the store keeps its data"
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-def test_late_replies_of_a_hung_store_are_discarded(own_server: EmbeddedServer) -> None:
-    limiter = Limiter.from_url(own_server.url)
-    own_server.freeze()
-    for connected in (False, True):
-        with pytest.raises(StoreUnavailable):
-            limiter.acquire(OTHERS)
-        if not connected:
-            own_server.thaw()
-            limiter.peek(LIMIT)
-            own_server.freeze()
-    own_server.thaw()
-    # The reply to the call that was given up tells of three limits.
-    assert [state.name for state in limiter.acquire(LIMIT).states] == ["api"]
-    assert [state.name for state in limiter.peek(OTHERS).states] == [limit.name for limit in OTHERS]
+def names(decision: Any) -> list[str]:
+    return [state.name for state in decision.states]
+
+
+def test_restarted_store_is_reconnected_and_a_dead_one_is_an_error(own_server: EmbeddedServer, kind: Any) -> None:
+    """For thirty callers, who have a connection each, or ten together."""
+    url = own_server.url + "?socket_timeout=60&socket_connect_timeout=60"
+    fast = Limit("1000/s", burst=1000, name="fast")
+    with opened(kind, lambda kind: kind.from_url(url)) as limiter:
+        for outcomes in (
+            lambda: limiter.at_once("ping", 30),
+            lambda: limiter.at_once("acquire", 30, fast, max_wait=60),
+            lambda: limiter.at_once("acquire", 30, LIMIT),
+            lambda: limiter.at_once("peek", 30, LIMIT),
+            lambda: limiter.at_once("reset", 30, LIMIT),
+        ):
+            outcomes()
+            own_server.kill()
+            own_server.start()
+            assert not [each for each in outcomes() if isinstance(each, BaseException)]
+            own_server.kill()
+            for error in outcomes():
+                assert isinstance(error, StoreUnavailable)
+                assert error.__cause__ is not None
+            own_server.start()
+        assert limiter.acquire(LIMIT).allowed
+        own_server.kill()
+        own_server.start()
+        assert not limiter.acquire(LIMIT).allowed, "the store keeps its data"
+
+
+@pytest.mark.parametrize("when", ["connecting", "connected"])
+def test_late_replies_of_a_hung_store_are_discarded(own_server: EmbeddedServer, kind: Any, when: str) -> None:
+    """Twenty callers wait for their time-outs together: one after the other they would take 40 s."""
+    url = own_server.url + "?socket_timeout=2&socket_connect_timeout=2"
+    with opened(kind, lambda kind: kind.from_url(url)) as limiter:
+        if when == "connected":
+            limiter.at_once("peek", 10, LIMIT)
+        own_server.freeze()
+        began = time.monotonic()
+        assert {type(each) for each in limiter.at_once("acquire", 20, OTHERS)} == {StoreUnavailable}
+        assert time.monotonic() - began < 30
+        own_server.thaw()
+        # The replies to the calls that were given up tell of three limits.
+        for decision in limiter.at_once("peek", 20, LIMIT):
+            assert names(decision) == ["api"]
+        assert names(limiter.peek(OTHERS)) == [limit.name for limit in OTHERS]
 
 
 #: Each byte comes in time for a time-out of half a second; a whole reply takes longer than that.
@@ -67,32 +88,19 @@ TRICKLE = 0.2
 
 
 @pytest.mark.parametrize("when", ["connecting", "connected"])
-def test_timeout_is_for_the_whole_call(server: EmbeddedServer, store: redis.Redis, when: str) -> None:
-    with relay(server) as between:
-        limiter = Limiter.from_url(between.url)
+def test_timeout_is_for_the_whole_call(server: EmbeddedServer, store: redis.Redis, kind: Any, when: str) -> None:
+    with relay(server) as between, opened(kind, lambda kind: kind.from_url(between.url)) as limiter:
         if when == "connected":
             limiter.acquire(LIMIT)
         between.trickle = TRICKLE
-        for call in (lambda: limiter.acquire(OTHERS), limiter.ping, lambda: read_changes(limiter._asker, ["api"])):
+        calls = [lambda: limiter.acquire(OTHERS), limiter.ping]
+        if not limiter.is_async:
+            calls.append(lambda: read_changes(limiter._asker, ["api"]))
+        for call in calls:
             with pytest.raises(StoreUnavailable):
                 call()
         between.trickle = 0.0
-        assert [state.name for state in limiter.acquire(OTHERS).states] == [limit.name for limit in OTHERS]
-
-
-def test_timeout_is_for_the_whole_call_of_an_async_limiter(server: EmbeddedServer, store: redis.Redis) -> None:
-    async def main(url: str) -> None:
-        async with AsyncLimiter.from_url(url) as limiter:
-            await limiter.acquire(LIMIT)
-            between.trickle = TRICKLE
-            for _ in range(2):
-                with pytest.raises(StoreUnavailable):
-                    await limiter.acquire(OTHERS)
-            between.trickle = 0.0
-            assert [state.name for state in (await limiter.acquire(OTHERS)).states] == [each.name for each in OTHERS]
-
-    with relay(server) as between:
-        asyncio.run(main(between.url))
+        assert names(limiter.acquire(OTHERS)) == [limit.name for limit in OTHERS]
 
 
 def test_long_reply_may_come_in_many_pieces(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -131,7 +139,7 @@ def test_simultaneous_callers_have_a_connection_each_which_later_calls_use(
         store.client_unpause()
         assert [each.result().allowed for each in asking] == [False] * 4
         for each in [threads.submit(limiter.peek, OTHERS) for _ in range(200)]:
-            assert [state.name for state in each.result().states] == [limit.name for limit in OTHERS]
+            assert names(each.result()) == [limit.name for limit in OTHERS]
     assert scripts() == mine
 
 
@@ -146,7 +154,7 @@ def test_fork_does_not_share_a_connection(limiter: Limiter) -> None:
     try:
         theirs = here.recv() if here.poll(60) else None
         for _ in range(300):
-            assert [state.name for state in limiter.peek(OTHERS).states] == [limit.name for limit in OTHERS]
+            assert names(limiter.peek(OTHERS)) == [limit.name for limit in OTHERS]
         assert here.poll(60)
         assert here.recv() == "every reply was right"
     finally:

@@ -45,13 +45,6 @@ def empty() -> Iterator[None]:
 # -- One store per name ------------------------------------------------------------------------------------------------
 
 
-def test_fixture_is_a_limiter_on_an_empty_store(ratelimit_memory: Limiter) -> None:
-    ratelimit_memory.quotas["stripe"] = Limit("1/h", name="stripe", burst=2)
-    assert [ratelimit_memory.acquire("stripe").allowed for _ in range(3)] == [True, True, False]
-    ratelimit_memory.reset("stripe")
-    assert ratelimit_memory.acquire("stripe", cost=2).allowed
-
-
 def test_limiters_and_apps_of_one_name_share_their_buckets() -> None:
     def allowed(url: str, **options: Any) -> bool:
         return Limiter.from_url(url, **options).acquire(HOURLY).allowed

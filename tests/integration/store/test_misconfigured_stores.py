@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ratelimit import AsyncLimiter, Limit, Limiter, StoreUnavailable
+from celery_ratelimit import Limit, Limiter, StoreUnavailable
 from celery_ratelimit.errors import StoreMisconfigured
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.conftest import PATIENT
+from tests.integration.limiter.either import KINDS, opened
 from tests.integration.store.tls import TLS, tls
 
 __all__ = ["tls"]
@@ -21,20 +21,12 @@ __all__ = ["tls"]
 API = Limit("1/s", name="api")
 
 
-def acquire(url: str) -> None:
-    with Limiter.from_url(url) as limiter:
+def ask(kind: Any, url: str) -> None:
+    with opened(kind, lambda kind: kind.from_url(url)) as limiter:
         limiter.acquire(API)
 
 
-def acquire_awaited(url: str) -> None:
-    async def main() -> None:
-        async with AsyncLimiter.from_url(url) as limiter:
-            await limiter.acquire(API)
-
-    asyncio.run(main())
-
-
-ASKS = pytest.mark.parametrize("ask", [acquire, acquire_awaited])
+EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
 CASES: dict[str, tuple[Callable[[TLS], str], str]] = {
@@ -77,49 +69,52 @@ CASES: dict[str, tuple[Callable[[TLS], str], str]] = {
 
 
 @pytest.mark.slow
-@ASKS
+@EACH_KIND
 @pytest.mark.parametrize("cluster", [False, True], ids=["one server", "a cluster"])
 @pytest.mark.parametrize("case", CASES)
-def test_tls_error_says_what_to_change(tls: TLS, ask: Callable[[str], None], cluster: bool, case: str) -> None:
+def test_tls_error_says_what_to_change(tls: TLS, kind: Any, cluster: bool, case: str) -> None:
     url, mend = CASES[case]
     written = url(tls).replace("://", "+cluster://") if cluster else url(tls)
     written += f"{'&' if '?' in written else '?'}{PATIENT[1:]}"
     with pytest.raises(StoreMisconfigured, match=mend) as caught:
-        ask(written)
+        ask(kind, written)
     assert str(tls.directory) not in str(caught.value)
 
 
-@ASKS
-def test_valid_certificates_are_accepted(tls: TLS, ask: Callable[[str], None]) -> None:
+@EACH_KIND
+def test_valid_certificates_are_accepted(tls: TLS, kind: Any) -> None:
     for required in ("required", "CERT_REQUIRED"):  # as Celery writes it
-        ask(f"rediss://127.0.0.1:{tls.port}{PATIENT}&ssl_cert_reqs={required}&ssl_ca_certs={tls.file('server.pem')}")
+        ask(
+            kind,
+            f"rediss://127.0.0.1:{tls.port}{PATIENT}&ssl_cert_reqs={required}&ssl_ca_certs={tls.file('server.pem')}",
+        )
     own = f"&ssl_certfile={tls.file('server.pem')}&ssl_keyfile={tls.file('server.key')}"
-    ask(f"rediss://127.0.0.1:{tls.asking}{PATIENT}&ssl_ca_certs={tls.file('server.pem')}{own}")
+    ask(kind, f"rediss://127.0.0.1:{tls.asking}{PATIENT}&ssl_ca_certs={tls.file('server.pem')}{own}")
 
 
-@ASKS
-def test_server_that_is_no_sentinel_is_an_error(server: EmbeddedServer, ask: Callable[[str], None]) -> None:
+@EACH_KIND
+def test_server_that_is_no_sentinel_is_an_error(server: EmbeddedServer, kind: Any) -> None:
     with pytest.raises(StoreMisconfigured, match="it is a server and no Sentinel: name the Sentinels"):
-        ask(f"sentinel://127.0.0.1:{server.port}?service_name=limits")
+        ask(kind, f"sentinel://127.0.0.1:{server.port}?service_name=limits")
 
 
 # -- What waiting does mend --------------------------------------------------------------------------------------------
 
 
-@ASKS
+@EACH_KIND
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "rediss+cluster"])
-def test_missing_server_is_an_outage(ask: Callable[[str], None], scheme: str) -> None:
+def test_missing_server_is_an_outage(kind: Any, scheme: str) -> None:
     with pytest.raises(StoreUnavailable):
-        ask(f"{scheme}://127.0.0.1:{free_port()}")
+        ask(kind, f"{scheme}://127.0.0.1:{free_port()}")
 
 
-@ASKS
-def test_hung_server_is_an_outage(ask: Callable[[str], None]) -> None:
+@EACH_KIND
+def test_hung_server_is_an_outage(kind: Any) -> None:
     with embedded_server() as hanging:
         hanging.freeze()
         for scheme in ("redis", "rediss"):
             with pytest.raises(StoreUnavailable):
-                ask(f"{scheme}://127.0.0.1:{hanging.port}")
+                ask(kind, f"{scheme}://127.0.0.1:{hanging.port}")
 
 
 def test_protocol_of_a_store_that_has_served_is_not_checked() -> None:
@@ -137,9 +132,8 @@ def test_protocol_of_a_store_that_has_served_is_not_checked() -> None:
             assert admin.info("stats")["total_connections_received"] == before
 
 
-@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+@EACH_KIND
 def test_missing_socket_is_an_outage_whose_error_hides_the_path(kind: Any, tmp_path: Path) -> None:
-    ask = acquire if kind is Limiter else acquire_awaited
     with pytest.raises(StoreUnavailable) as caught:
-        ask(f"unix://{tmp_path}/s3cr3t.sock")
+        ask(kind, f"unix://{tmp_path}/s3cr3t.sock")
     assert "s3cr3t" not in f"{caught.value} {caught.value.__cause__}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -51,36 +52,32 @@ def test_first_parked_task_of_a_limit_rings(server: EmbeddedServer, store: redis
     bell.close()
 
 
-def test_user_without_the_right_to_subscribe_always_asks(server: EmbeddedServer, store: redis.Redis) -> None:
-    store.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "resetchannels")
-    try:
-        bell = Bell(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")), "ratelimit")
-        bell.listen()
-        until(lambda: threads() == 0, 10, "the end of the thread")
-        assert bell.has_rung()
-        assert bell.has_rung()
-        limiter = Limiter(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")))
-        assert (
-            park_one(Backlog(limiter, "fleet", 3600), LimitRequest(Limit("1/s"), "api"), "one@q", '{"id": "one"}') == 0
-        )
-        assert (
-            park_one(Backlog(limiter, "fleet", 3600), LimitRequest(Concurrency(1), "pl"), "one@q", '{"id": "one"}') == 0
-        )
-    finally:
-        store.execute_command("ACL", "DELUSER", "deaf")
-
-
-def test_user_who_loses_the_right_to_subscribe_always_asks(server: EmbeddedServer, store: redis.Redis) -> None:
+@pytest.fixture
+def deaf(server: EmbeddedServer, store: redis.Redis) -> Iterator[redis.Redis]:
+    """A client whose user has all rights, but may be refused the one to subscribe."""
     store.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "&*")
-    try:
-        bell = heard(Bell(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")), "ratelimit"))
-        assert bell.has_rung()
-        store.execute_command("ACL", "SETUSER", "deaf", "resetchannels")  # which ends its connection
-        until(lambda: threads() == 0, 10, "the end of the thread")
-        assert not bell.is_up
-        assert [bell.has_rung() for _ in range(2)] == [True, True]
-    finally:
-        store.execute_command("ACL", "DELUSER", "deaf")
+    yield redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@"))
+    store.execute_command("ACL", "DELUSER", "deaf")
+
+
+def test_user_without_the_right_to_subscribe_always_asks(deaf: redis.Redis, store: redis.Redis) -> None:
+    store.execute_command("ACL", "SETUSER", "deaf", "resetchannels")
+    bell = Bell(deaf, "ratelimit")
+    bell.listen()
+    until(lambda: threads() == 0, 10, "the end of the thread")
+    assert [bell.has_rung() for _ in range(2)] == [True, True]
+    parking = Backlog(Limiter(deaf), "fleet", 3600)
+    for limit in (Limit("1/s"), Concurrency(1)):
+        assert park_one(parking, LimitRequest(limit, f"of {limit}"), "one@q", '{"id": "one"}') == 0
+
+
+def test_user_who_loses_the_right_to_subscribe_always_asks(deaf: redis.Redis, store: redis.Redis) -> None:
+    bell = heard(Bell(deaf, "ratelimit"))
+    assert bell.has_rung()
+    store.execute_command("ACL", "SETUSER", "deaf", "resetchannels")  # which ends its connection
+    until(lambda: threads() == 0, 10, "the end of the thread")
+    assert not bell.is_up
+    assert [bell.has_rung() for _ in range(2)] == [True, True]
 
 
 def test_lost_connection_counts_as_a_ring(server: EmbeddedServer, store: redis.Redis) -> None:
