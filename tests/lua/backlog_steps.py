@@ -71,5 +71,6 @@ def publish(parking: Backlog, *copies: tuple[str, int]) -> None:
     parking.published({BUCKET: [Parked(id, copy, 0, 0.0, "") for id, copy in copies]})
 
 
-def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> frozenset[str]:
-    return parking.register.attend(worker, queues, left, 6)
+def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = (), lasts: float = 6.0) -> frozenset[str]:
+    """A worker reports its queues. Returns the queues that no worker consumes."""
+    return parking.register.attend(worker, queues, left, lasts)
