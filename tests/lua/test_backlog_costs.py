@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,17 +11,17 @@ from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import PUBLISH_TIMEOUT
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from tests.conftest import START
 from tests.examples import examples
 from tests.parks import park_one
 
+from .backlog_steps import ABSENT_A, BUCKET, message_of
+
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
-ABSENT_A = frozenset("a")
 
 
 def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
-    message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
-    demand = LimitRequest(LIMIT, "api", key, cost)
-    return park_one(parking, demand, id, message, copy=1, since=0, expires=expires, only_behind=False, most=most)
+    return park_one(parking, LimitRequest(LIMIT, "api", key, cost), id, message_of(id), expires=expires, most=most)
 
 
 def costs(parking: Backlog) -> dict[str, int]:
@@ -52,17 +50,13 @@ STEP = st.one_of(
 
 @examples(60)
 @given(steps=st.lists(STEP, max_size=40))
-def test_cost_sum_matches_the_parked_tasks(server: object, steps: list[tuple[str, int, int]]) -> None:
-    from tests.conftest import FROZEN_NOW, START
-
-    client = redis.Redis.from_url(server.url, decode_responses=True)  # type: ignore[attr-defined]
-    client.flushall()
-    client.set("test:clock", START)
-    parking = Backlog(
-        Limiter(redis.Redis.from_url(server.url), replace_includes={"now": FROZEN_NOW}),  # type: ignore[attr-defined]
-        "fleet",
-        redelivery=3600,
-    )
+def test_cost_sum_matches_the_parked_tasks(
+    store_and_limiter: tuple[redis.Redis, Limiter], steps: list[tuple[str, int, int]]
+) -> None:
+    store, limiter = store_and_limiter
+    store.flushall()
+    store.set("test:clock", START)
+    parking = Backlog(limiter, "fleet", redelivery=3600)
     now, left = START, []
     for what, one, two in steps:
         if what == "park":
@@ -73,19 +67,16 @@ def test_cost_sum_matches_the_parked_tasks(server: object, steps: list[tuple[str
             (looked,) = parking.take_due([LimitRequest(LIMIT, "api", "", 1)], absent=ABSENT_A if one else ())
             left += looked.leaving
         elif what == "pick":
-            left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
+            left += parking.contents.remove(BUCKET, [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
         elif what == "all":
-            left += [
-                each for _, leaving in parking.contents.remove_all(("api", ""), purge=bool(two)) for each in leaving
-            ]
+            left += [each for _, leaving in parking.contents.remove_all(BUCKET, purge=bool(two)) for each in leaving]
         elif what == "publish":
-            parking.published({("api", ""): [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
+            parking.published({BUCKET: [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
             left = []
         else:
             now += round(one * PUBLISH_TIMEOUT / 5 * 1e6)
-            client.set("test:clock", now)
-        lot = parking.contents.lot(("api", ""), 0, -1)
-        kept = client.hgetall("ratelimit:v1:{api}::payloads@fleet")
+            store.set("test:clock", now)
+        lot = parking.contents.lot(BUCKET, 0, -1)
+        kept = store.hgetall("ratelimit:v1:{api}::payloads@fleet")
         assert lot.cost == sum(int(kept[each.id].split(" ", 1)[0]) for each in lot.tasks)
         assert lot.parked == len(lot.tasks)
-    client.close()

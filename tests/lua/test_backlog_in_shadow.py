@@ -10,14 +10,10 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import Clock
-from tests.parks import packed
 
-BUCKET = ("api", "")
+from .backlog_steps import park
+
 SHADOW: dict[str, Any] = {"name": "api", "shadow": True}
-
-
-def park(parking: Backlog, number: int) -> None:
-    parking.park({BUCKET: [packed(f"id{each}", 1, "{}", 1) for each in range(number)]})
 
 
 def let_out(parking: Backlog, limit: Limit) -> int:
@@ -36,7 +32,7 @@ def let_out(parking: Backlog, limit: Limit) -> int:
 )
 @pytest.mark.parametrize("stored", [False, True])
 def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
-    frozen: Limiter, clock: Clock, options: dict[str, Any], stored: bool
+    frozen: Limiter, parking: Backlog, clock: Clock, options: dict[str, Any], stored: bool
 ) -> None:
     """Others may have it in force: an older code, or a recent operator change."""
     limit = Limit("10/h", name="api", **options)
@@ -46,18 +42,16 @@ def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
         frozen.resume("api", force=True)
     while frozen.acquire(limit).allowed:
         pass
-    parking = Backlog(frozen, "fleet", 3600)
-    park(parking, 20)
+    park(parking, *[f"t{number}" for number in range(20)])
     assert let_out(parking, Limit("10/h", **SHADOW, **options)) == 20
     clock.advance(1)
     assert not frozen.acquire(limit).allowed
 
 
-def test_old_slots_delay_no_task_in_shadow(frozen: Limiter, clock: Clock) -> None:
+def test_old_slots_delay_no_task_in_shadow(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """Tasks without slots are not searched for at each poll before tasks leave."""
     limit = Limit("100/s", name="api")
-    parking = Backlog(frozen, "fleet", 3600)
-    park(parking, 500)
+    park(parking, *[f"t{number}" for number in range(500)])
     out = sum(let_out(parking, limit) for _ in range(3))
     clock.advance(1)
     out += sum(let_out(parking, limit) for _ in range(3))

@@ -72,27 +72,6 @@ def test_newest_duplicate_takes_the_place_of_the_older_one(parking: Backlog, clo
     assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == since
 
 
-def test_stream_of_duplicates_keeps_the_first_place(parking: Backlog, clock: Clock) -> None:
-    close(parking)
-    park(parking, to_park("first", "n1"), to_park("other", "n2"))
-    for number in range(50):
-        park(parking, to_park(f"{number}", "n1"))
-        clock.advance(0.01)
-    assert ended(leave(parking)) == {"first": "0"} | {str(number): str(number + 1) for number in range(49)}
-    assert waiting(parking) == ["49", "other"]
-
-
-def test_with_keep_oldest_the_newer_duplicate_ends(parking: Backlog, clock: Clock) -> None:
-    close(parking)
-    assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
-        0,
-        ParkResult("replaced", survivor="a"),
-        1,
-    ]
-    assert waiting(parking) == ["a@celery", "c@celery"]
-    assert leave(parking) == []
-
-
 @pytest.mark.parametrize("which", ["n", "o"])
 def test_task_parked_again_counts_as_the_older_duplicate(parking: Backlog, clock: Clock, which: str) -> None:
     close(parking)
