@@ -51,11 +51,6 @@ def since_of(parking: Backlog) -> dict[str, int]:
     return {each.id: each.since for each in parking.contents.lot(BUCKET, 0, -1).tasks}
 
 
-def test_without_priorities_tasks_leave_by_arrival(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
-    park(parking, to_park("a"), to_park("b"))
-    assert store.zrange("ratelimit:v1:{api}::parked@fleet", 0, -1, withscores=True) == [("a", START), ("b", START + 1)]
-
-
 def test_backlog_is_due_when_a_higher_priority_arrives(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     frozen.pause("api", 60, force=True)
     park(parking, to_park("a", 3))
@@ -89,22 +84,17 @@ def test_suspended_task_keeps_its_priority(parking: Backlog, order: int) -> None
     assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
 
 
-def test_oldest_task_is_found_in_any_priority(parking: Backlog, clock: Clock) -> None:
-    park(parking, to_park("low", 9), to_park("lower@absent", 9))
-    clock.advance(10)
-    park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
-    assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
-    leave(parking, frozenset({"absent"}))
-    assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
-
-
 @pytest.mark.parametrize("order", [-255, 0, 9])
-def test_oldest_of_one_and_of_two_is_found(parking: Backlog, clock: Clock, order: int) -> None:
+def test_oldest_task_is_found_in_any_priority(parking: Backlog, clock: Clock, order: int) -> None:
     park(parking, to_park("first", order))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+    park(parking, to_park("suspended@absent", 9))
+    second = parking.contents.lot(BUCKET, 0, -1).tasks[-1].since
     clock.advance(10)
-    park(parking, to_park("second", 3))
+    park(parking, *[to_park(f"{other}", other) for other in (-255, 0, 3)])
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+    leave(parking, frozenset({"absent"}))
+    assert parking.contents.lot(BUCKET, 0, -1).oldest == second / 1e6, "it is aside"
 
 
 def test_long_waiting_task_overtakes_higher_priorities(parking: Backlog, clock: Clock) -> None:

@@ -243,6 +243,42 @@ def test_settled_reservation_cannot_be_cancelled(frozen: Limiter) -> None:
     assert frozen.peek(wanted).remaining == 3, "three are in use"
 
 
+def test_settle_gives_back_nothing_behind_a_later_reservation(frozen: Limiter, clock: Clock) -> None:
+    """Two permits at one instant otherwise: that of B, and the one given back."""
+    for wanted in (EVERY["token bucket"], EVERY["leaky bucket"], EVERY["warm-up"], EVERY["log"]):
+        frozen.reset(wanted)
+        a = frozen.acquire(wanted)
+        b = frozen.reserve(wanted, id="b", horizon=10.0)
+        assert b.retry_after >= 1.0
+        frozen.settle(a, 0)
+        third = frozen.reserve(wanted, id="c", horizon=10.0)
+        assert third._granted_at - b._granted_at >= SECOND
+        frozen.cancel(wanted, id="b")
+        frozen.cancel(wanted, id="c")
+
+
+def test_settle_does_not_overfill_a_bucket_that_was_full_at_the_joint_time(frozen: Limiter, clock: Clock) -> None:
+    five, slow = limit("1/s", burst=5), limit("1/3s", name="slow")
+    frozen.acquire(slow)
+    a = frozen.acquire(five)
+    assert frozen.acquire([five, slow]).retry_after == 3.0
+    assert frozen._asker.ask([LimitRequest(five, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 3.0
+    frozen.settle(a, 0)
+    clock.advance(3.0)
+    assert not frozen.acquire(five, cost=5).allowed, "one goes at this instant already"
+    assert frozen.acquire(five, cost=4).allowed
+
+
+def test_two_settles_do_not_overfill_a_bucket(frozen: Limiter, clock: Clock) -> None:
+    ten = limit("1/s", burst=10)
+    first, second = (frozen.acquire(ten, cost=5) for _ in range(2))
+    clock.advance(5.0)
+    assert frozen.acquire(ten).allowed
+    for each in (first, second):
+        frozen.settle(each, 0)
+    assert not frozen.acquire(ten, cost=10).allowed, "one was taken at this instant"
+
+
 SHORT = {
     "clock": limit("1/0.00001s", "fixed_window"),
     "first": limit("1/0.00001s", "fixed_window", align="first"),

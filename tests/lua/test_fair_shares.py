@@ -105,17 +105,6 @@ def test_task_in_flight_at_an_older_worker_does_not_leave_twice(parking: Backlog
     assert store.zcard(SHARES) == 0
 
 
-def test_new_share_starts_at_the_present(parking: Backlog, clock: Clock) -> None:
-    park(parking, *[to_park("a", f"a{number}") for number in range(3000)])
-    for _ in range(5):
-        leave(parking)
-        clock.advance(0.2)
-    park(parking, *[to_park("b", f"b{number}") for number in range(100)])
-    clock.advance(0.2)
-    left = ids(leave(parking))
-    assert abs(sum(id[0] == "b" for id in left[:100]) - 50) <= 1
-
-
 def test_park_returns_the_cost_ahead_by_shares(parking: Backlog) -> None:
     assert park(parking, *[to_park("a", f"a{number}", cost=2) for number in range(10)])[-1] == 18
     assert park(parking, to_park("b", "b0", cost=2), to_park("b", "b1", cost=2)) == [0, 4]
