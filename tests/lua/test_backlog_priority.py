@@ -14,11 +14,12 @@ from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from tests.conftest import START, Clock
 from tests.examples import examples
-from tests.parks import answer, packed
+from tests.parks import packed
 
+from .backlog_steps import BUCKET, let_out
+from .backlog_steps import park_all as park
 from .frozen import demand
 
-BUCKET = ("api", "")
 API = demand("1000/s")
 #: What Redis brokers know, and RabbitMQ's: the default is the first, or the last.
 ORDERS = [0, 3, 6, 9, -1, -9, -255]
@@ -33,22 +34,9 @@ def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int
     return packed(id, cost, message_of(id), copy, since, order=order)
 
 
-def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
-    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
-
-
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[str]:
     """All tasks that leave, in order."""
-    ids: list[str] = []
-    again: float | None = 0.0
-    while again == 0.0:
-        (looked,) = parking.take_due([API], absent=absent)
-        ids, again = [*ids, *[each.id for each in looked.leaving]], looked.again
-    return ids
-
-
-def since_of(parking: Backlog) -> dict[str, int]:
-    return {each.id: each.since for each in parking.contents.lot(BUCKET, 0, -1).tasks}
+    return [each.id for each in let_out(parking, API, absent)]
 
 
 def test_backlog_is_due_when_a_higher_priority_arrives(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
@@ -101,7 +89,8 @@ def test_long_waiting_task_overtakes_higher_priorities(parking: Backlog, clock: 
     park(parking, to_park("old", 1))
     clock.advance(52 * 86400)
     park(parking, to_park("new", 0))
-    assert since_of(parking)["old"] == START
+    (old,) = [each for each in parking.contents.lot(BUCKET, 0, -1).tasks if each.id == "old"]
+    assert old.since == START
     assert leave(parking) == ["old", "new"]
 
 

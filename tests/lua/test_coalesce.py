@@ -16,11 +16,13 @@ from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked, read_parcel
 from tests.conftest import START, Clock
 from tests.examples import examples
-from tests.parks import answer, packed
+from tests.parks import packed
 
+from .backlog_steps import BUCKET, let_out
+from .backlog_steps import park_all as park
 from .frozen import demand
 
-BUCKET = ("api", "")
+DAILY = demand("1/d")
 SECOND = 1_000_000
 
 
@@ -31,22 +33,13 @@ def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 
     return packed(id, 1, json.dumps(said), copy, since, order=order, unique=alone, leaves=leaves or None)
 
 
-def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int | ParkResult]:
-    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
-
-
 def close(parking: Backlog) -> None:
     """Use up the limit for a day."""
-    parking._limiter._asker.ask([demand("1/d", name="api")])
+    parking._limiter._asker.ask([DAILY])
 
 
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:
-    left: list[Parked] = []
-    again: float | None = 0.0
-    while again == 0.0:
-        (looked,) = parking.take_due([demand("1/d", name="api")], absent=absent)
-        left, again = [*left, *looked.leaving], looked.again
-    return left
+    return let_out(parking, DAILY, absent)
 
 
 def ended(left: list[Parked]) -> dict[str, str]:
@@ -148,7 +141,7 @@ def test_replaced_task_leaves_again_until_published(parking: Backlog, clock: Clo
 
 def test_suspended_duplicate_is_replaced(parking: Backlog, clock: Clock) -> None:
     close(parking)
-    parking._limiter.reset(demand("1/d", name="api").limit, force=True)
+    parking._limiter.reset(DAILY.limit, force=True)
     absent = frozenset({"celery"})
     park(parking, to_park("a@celery", "n1"))
     assert leave(parking, absent) == []
@@ -215,7 +208,7 @@ def test_random_duplicates_keep_one_of_each_and_lose_none(
             elif before:
                 ends[before[0]] = id
         elif verb == "pass":
-            limiter.reset(demand("1/d", name="api").limit, force=True)
+            limiter.reset(DAILY.limit, force=True)
         left = leave(parking) if verb != "park" else []
         for id, by in ended(left).items():
             assert ends[id] == by

@@ -14,9 +14,11 @@ from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.keys import escape
 from tests.conftest import Clock
-from tests.parks import answer, packed
+from tests.parks import packed
 
-BUCKET = ("api", "")
+from .backlog_steps import BUCKET, let_out
+from .backlog_steps import park_all as park
+
 SHARES, TURNS = "ratelimit:v1:{api}::shares@fleet", "ratelimit:v1:{api}::turns@fleet"
 
 
@@ -44,20 +46,11 @@ def to_park(
     return packed(id, cost, message, copy, since, expires=expires, order=order, share=share, weight=weight)
 
 
-def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
-    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
-
-
 def leave(
     parking: Backlog, asked: LimitRequest = FAIR, absent: Collection[str] = (), horizon: float = 1.0
 ) -> list[Parked]:
     """All tasks that leave, in order."""
-    left: list[Parked] = []
-    again: float | None = 0.0
-    while again == 0.0:
-        (looked,) = parking.take_due([asked], absent=absent, horizon=horizon)
-        left, again = [*left, *looked.leaving], looked.again
-    return left
+    return let_out(parking, asked, absent, horizon)
 
 
 def ids(parked: Sequence[Parked]) -> list[str]:
