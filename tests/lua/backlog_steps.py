@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from celery_ratelimit.backlog.backlog import Backlog, ParkResult
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from tests.parks import park_one
+from tests.parks import answer, park_one
 
 from .frozen import demand, us
 
@@ -52,12 +52,19 @@ def park(
     return said
 
 
-def let_out(parking: Backlog, asked: LimitRequest = API) -> list[Parked]:
+def park_all(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int | ParkResult]:
+    """Park messages with one script; an answer for each."""
+    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
+
+
+def let_out(
+    parking: Backlog, asked: LimitRequest = API, absent: Collection[str] = (), horizon: float = 1.0
+) -> list[Parked]:
     """Take all due tasks, with as many scripts as that needs."""
     leaving: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.take_due([asked])
+        (looked,) = parking.take_due([asked], absent=absent, horizon=horizon)
         leaving, again = [*leaving, *looked.leaving], looked.again
     return leaving
 
@@ -71,5 +78,6 @@ def publish(parking: Backlog, *copies: tuple[str, int]) -> None:
     parking.published({BUCKET: [Parked(id, copy, 0, 0.0, "") for id, copy in copies]})
 
 
-def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> frozenset[str]:
-    return parking.register.attend(worker, queues, left, 6)
+def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = (), lasts: float = 6.0) -> frozenset[str]:
+    """A worker reports its queues. Returns the queues that no worker consumes."""
+    return parking.register.attend(worker, queues, left, lasts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
 
@@ -13,41 +12,14 @@ from celery_ratelimit.limiter.argument_checks import microseconds
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.rate import parse_window
 from tests.asking import cancel_demands, reserve_demands, settle_demands
-from tests.conftest import START
 
 from .counted import GRACE, STEP, Numbers
-from .model import Answer, Model
+from .model import Answer
 from .windows import Start
 from .world import World
 
 #: Counts and periods as written; sub-windows and steps of most of them are not whole.
 WINDOWS = ("1/s", "2/3s", "3/s", "7/10s", "10/s", "5/m", "4 per 1.000001 s", "100/s", "3 per 0.007 s", "1000/s")
-
-
-class Asked(Protocol):
-    """What can be asked; two answers, of the Lua and of the model."""
-
-    model: Model
-
-    def begin(self) -> None: ...
-
-    def set(self, now: int) -> None: ...
-
-    def acquire(
-        self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
-    ) -> tuple[Answer, Answer]: ...
-
-    def peek(self, demands: Sequence[LimitRequest], process: int = 0) -> tuple[Answer, Answer]: ...
-
-    def forget(self, demands: Sequence[LimitRequest], id: str) -> None: ...
-
-    def reserve(self, demands: Sequence[LimitRequest], id: str, horizon: int) -> tuple[Answer, Answer]: ...
-
-    def cancel(self, demands: Sequence[LimitRequest], id: str) -> tuple[bool, bool]: ...
-
-    def settle(
-        self, demands: Sequence[LimitRequest], actual: Sequence[int], id: str, granted_at: int
-    ) -> tuple[bool, bool]: ...
 
 
 class MixedWorld(World):
@@ -98,45 +70,6 @@ class MixedWorld(World):
         return answer, [b - a for b, a in zip(before, after, strict=True)]
 
 
-class ModelWorld:
-    """The model alone, in the place of both."""
-
-    def begin(self) -> None:
-        self.model = Model(START)
-
-    def set(self, now: int) -> None:
-        self.model.now = now
-
-    def acquire(
-        self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
-    ) -> tuple[Answer, Answer]:
-        return twice(self.model.acquire(demands, id, horizon, claim))
-
-    def peek(self, demands: Sequence[LimitRequest], process: int = 0) -> tuple[Answer, Answer]:
-        return twice(self.model.peek(demands))
-
-    def forget(self, demands: Sequence[LimitRequest], id: str) -> None:
-        self.model.forget(demands, id)
-
-    def reserve(self, demands: Sequence[LimitRequest], id: str, horizon: int) -> tuple[Answer, Answer]:
-        return twice(self.model.reserve(demands, id, horizon))
-
-    def cancel(self, demands: Sequence[LimitRequest], id: str) -> tuple[bool, bool]:
-        return twice(self.model.cancel(demands, id))
-
-    def settle(
-        self, demands: Sequence[LimitRequest], actual: Sequence[int], id: str, granted_at: int
-    ) -> tuple[bool, bool]:
-        return twice(self.model.settle(demands, actual, id, granted_at))
-
-
-T = TypeVar("T")
-
-
-def twice(answer: T) -> tuple[T, T]:
-    return answer, answer
-
-
 @dataclass(frozen=True)
 class Act:
     """One call. ``after``: microseconds since the last; ``None``: as long as the last answer said to wait.
@@ -182,7 +115,7 @@ class Play:
 
     def __init__(
         self,
-        world: Asked,
+        world: MixedWorld,
         on_grant: Callable[[LimitRequest, Start, list[Start]], None] | None = None,
         waited_for: bool = False,
     ) -> None:
@@ -277,6 +210,14 @@ class Play:
                 grant.taken[i] = grant.taken[i]._replace(cost=cost)
         grant.settled = True
         return both
+
+
+def follow(world: MixedWorld, trace: Sequence[Act]) -> None:
+    """Play a trace. The store answers what the model answers, field by field."""
+    play = Play(world)
+    for number, act in enumerate(trace):
+        lua, model = play.do(act)
+        assert lua == model, f"step {number}: {act}"
 
 
 @st.composite

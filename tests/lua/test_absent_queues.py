@@ -1,9 +1,8 @@
-"""Tasks whose queue no worker consumes are suspended, and leave when a worker consumes it."""
+"""Which queues a fleet consumes. Tasks of other queues are suspended, and leave when a worker consumes the queue."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 
 import pytest
 import redis
@@ -11,12 +10,14 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.tuning import SCANNED_AT_ONCE
-from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
 from tests.parks import park_one
 
 from .backlog_steps import ABSENT_A, API, BUCKET, attend, let_out, park
 from .frozen import demand, us
+
+#: How long the workers' reports last.
+IDLE, BUSY = 50.0, 6.0
 
 
 def test_queue_is_absent_when_its_last_worker_has_gone(
@@ -47,6 +48,44 @@ def test_queues_of_old_workers_do_not_hide_absent_ones(parking: Backlog, clock: 
     attend(parking, "one", "a", "b")
     attend(parking, "one", left=["a"])
     assert "a" in attend(parking, "one", "b")
+
+
+def test_killed_worker_does_not_remove_the_queue_of_an_idle_worker(parking: Backlog, clock: Clock) -> None:
+    attend(parking, "idle", "a", lasts=IDLE)
+    attend(parking, "busy", "a", lasts=BUSY)
+    clock.advance(BUSY + 1)
+    assert attend(parking, "another", "b") == set()
+    clock.advance(IDLE)
+    assert attend(parking, "another", "b") == {"a"}
+
+
+@pytest.mark.parametrize("lasts", [BUSY, 0.0])
+def test_idle_worker_keeps_its_queue_when_another_leaves(parking: Backlog, clock: Clock, lasts: float) -> None:
+    attend(parking, "idle", "a", lasts=IDLE)
+    attend(parking, "leaves", lasts=lasts, left=["a"])
+    clock.advance(BUSY + 1)
+    assert attend(parking, "another", left=["a"]) == set()
+
+
+def test_worker_that_becomes_busy_is_missed_sooner(parking: Backlog, clock: Clock) -> None:
+    attend(parking, "one", "a", lasts=IDLE)
+    attend(parking, "one", "a", lasts=BUSY)
+    clock.advance(BUSY)
+    assert attend(parking, "another", "b") == {"a"}
+
+
+def test_fleet_size_counts_workers_with_recent_heartbeats(parking: Backlog, clock: Clock) -> None:
+    """Not their queues, and not workers that others have replaced."""
+    for number in range(20):
+        attend(parking, f"killed{number}", *"abcdefghij", lasts=IDLE)
+    clock.advance(IDLE / 2)
+    attend(parking, "ends", "a")
+    attend(parking, "new", "a")
+    attend(parking, "ends", lasts=0.0, left=["a"])
+    attend(parking, "new", "a")
+    assert parking.register.workers == 1
+    attend(parking, "another")
+    assert parking.register.workers == 2
 
 
 def test_tasks_of_absent_queues_get_no_slot_and_keep_their_places(
@@ -149,29 +188,23 @@ def test_many_tasks_are_suspended_in_steps(frozen: Limiter, parking: Backlog, st
     assert 20 <= steps <= 23
 
 
-def out_when_due(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Collection[str] = ()) -> list[str]:
-    """Tasks that leave within three seconds, if the backlog is polled only when it is due."""
-    gone: list[str] = []
-    for _ in range(30):
-        while parking.due([asked.name]):
-            for looked in parking.take_due([asked], due=True, absent=absent):
-                gone += [each.id for each in looked.leaving]
-                parking.published({looked.bucket: looked.leaving})
-        clock.advance(0.1)
-    return gone
-
-
 @pytest.mark.parametrize(("rate", "number", "size"), [("10000/s", 120, 1), ("10/s", 3, 600_000)], ids=["many", "large"])
 def test_script_stopped_at_its_budget_is_continued(
-    frozen: Limiter, parking: Backlog, clock: Clock, rate: str, number: int, size: int
+    parking: Backlog, clock: Clock, rate: str, number: int, size: int
 ) -> None:
     """The resumed tasks have left, no other task is in the backlog, and the script is at its budget."""
     asked, ids = demand(rate), [f"{place}@a" for place in range(number)]
     for id in ids:
-        text = json.dumps({"id": id, "body": "x" * size})
-        park_one(parking, asked, id, text)
+        park_one(parking, asked, id, json.dumps({"id": id, "body": "x" * size}))
     while parking.take_due([asked], absent=ABSENT_A)[0].again == 0:
         pass
     clock.advance(5)
     parking.register.recall("api", None, 0)
-    assert out_when_due(parking, clock, asked, frozenset()) == ids
+    gone: list[str] = []
+    for _ in range(30):
+        while parking.due(["api"]):
+            for looked in parking.take_due([asked], due=True):
+                gone += [each.id for each in looked.leaving]
+                parking.published({looked.bucket: looked.leaving})
+        clock.advance(0.1)
+    assert gone == ids

@@ -20,7 +20,7 @@ from tests.conftest import Clock
 from tests.examples import examples
 
 from .frozen import demand
-from .mixed_world import KINDS, Act, MixedWorld, Play, acts
+from .mixed_world import KINDS, MixedWorld, acts, follow
 from .model import Answer
 
 
@@ -54,14 +54,6 @@ def world(server: EmbeddedServer) -> Iterator[NextWorld]:
     world.close()
 
 
-def follow(world: NextWorld, trace: list[Act], others: list[str]) -> None:
-    world.others = others
-    play = Play(world)
-    for number, act in enumerate(trace):
-        lua, model = play.do(act)
-        assert lua == model, f"step {number}: {act}"
-
-
 others = st.lists(st.sampled_from(["a", "b", "c", "f", "g", ""]), max_size=4)
 
 
@@ -69,19 +61,18 @@ others = st.lists(st.sampled_from(["a", "b", "c", "f", "g", ""]), max_size=4)
 @given(data=st.data())
 @examples(80)
 def test_requests_in_order_match_the_model(world: NextWorld, kind: str, data: st.DataObject) -> None:
-    follow(world, data.draw(acts(only=[kind])), data.draw(others))
+    world.others = data.draw(others)
+    follow(world, data.draw(acts(only=[kind])))
 
 
-@given(trace=acts(), others=others)
-@examples(300)
-def test_several_algorithms_match_the_model(world: NextWorld, trace: list[Act], others: list[str]) -> None:
-    follow(world, trace, others)
-
-
-@given(trace=acts(back=True), others=others)
-@examples(150)
-def test_clock_steps_back_match_the_model(world: NextWorld, trace: list[Act], others: list[str]) -> None:
-    follow(world, trace, others)
+@pytest.mark.parametrize("back", [False, True], ids=["", "the clock steps back"])
+@given(data=st.data(), others=others)
+@examples(250)
+def test_several_algorithms_match_the_model(
+    world: NextWorld, back: bool, data: st.DataObject, others: list[str]
+) -> None:
+    world.others = others
+    follow(world, data.draw(acts(back=back)))
 
 
 def test_permits_within_the_horizon_are_granted_ahead(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
@@ -108,14 +99,15 @@ def test_impossible_cost_raises_for_the_batch(frozen: Limiter, clock: Clock) -> 
         acquire_in_order(frozen._asker, [demand("100/s", burst=5, cost=3)], ["a", "b"])
 
 
-def test_stored_algorithm_is_loaded(frozen: Limiter, clock: Clock) -> None:
-    frozen.set_rate("api", Limit("3/s", algorithm="sliding_log"), force=True)
-    said = acquire_in_order(frozen._asker, [demand("100/s")], ["a", "b", "c", "d", "e"], claim=1.0)
-    assert [decision.allowed for decision in said] == [True, True, True, False, False]
-
-
-def test_stored_token_bucket_replaces_a_sliding_log(frozen: Limiter, clock: Clock) -> None:
-    frozen.set_rate("api", Limit("10/s", burst=3), force=True)
-    log = LimitRequest(Limit("100/s", algorithm="sliding_log", name="api"), "api")
-    said = acquire_in_order(frozen._asker, [log], ["a", "b", "c", "d", "e"], claim=1.0)
+@pytest.mark.parametrize(
+    ("code", "stored"),
+    [
+        (Limit("100/s"), Limit("3/s", algorithm="sliding_log")),
+        (Limit("100/s", algorithm="sliding_log"), Limit("10/s", burst=3)),
+    ],
+    ids=["log for a bucket", "bucket for a log"],
+)
+def test_stored_algorithm_replaces_that_of_the_code(frozen: Limiter, clock: Clock, code: Limit, stored: Limit) -> None:
+    frozen.set_rate("api", stored, force=True)
+    said = acquire_in_order(frozen._asker, [LimitRequest(code, "api")], ["a", "b", "c", "d", "e"], claim=1.0)
     assert [decision.allowed for decision in said] == [True, True, True, False, False]

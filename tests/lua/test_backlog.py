@@ -1,6 +1,9 @@
-"""Parked tasks leave in order, each at its own slot."""
+"""Parked tasks leave in order, each at its own slot; in shadow they leave at once."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
@@ -209,3 +212,48 @@ def test_empty_backlog_leaves_no_keys(store: redis.Redis, parking: Backlog, cloc
     clock.set(START + 1_000_000)
     assert take_due(parking) == []
     assert store.keys("ratelimit:*@fleet") == ["ratelimit:v1:{api}::code@fleet"], "not even the memory of copies"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"burst": 10},
+        {"algorithm": "fixed_window"},
+        {"algorithm": "sliding_window"},
+        {"algorithm": "sliding_log"},
+        {"algorithm": "leaky_bucket", "capacity": 3},
+    ],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_worker_with_the_limit_in_shadow_keeps_its_backlog(
+    frozen: Limiter, parking: Backlog, clock: Clock, options: dict[str, Any], stored: bool
+) -> None:
+    """Others may have it in force: an older code, or a recent operator change."""
+    limit = Limit("10/h", name="api", **options)
+    if stored:
+        frozen.set_rate("api", limit, force=True)
+        frozen.pause("api", 60, force=True)
+        frozen.resume("api", force=True)
+    while frozen.acquire(limit).allowed:
+        pass
+    park(parking, *[f"t{number}" for number in range(20)])
+    assert len(let_out(parking, LimitRequest(replace(limit, shadow=True), "api"))) == 20
+    clock.advance(1)
+    assert not frozen.acquire(limit).allowed
+
+
+def test_old_slots_delay_no_task_in_shadow(parking: Backlog, clock: Clock) -> None:
+    """Tasks without slots are not searched for at each poll before tasks leave."""
+    limit = Limit("100/s", name="api")
+    park(parking, *[f"t{number}" for number in range(500)])
+
+    def out(polls: int, limit: Limit) -> int:
+        looked = [parking.take_due([LimitRequest(limit, "api")])[0] for _ in range(polls)]
+        return sum(len(each.leaving) for each in looked)
+
+    in_force = out(3, limit)
+    clock.advance(1)
+    in_force += out(3, limit)
+    assert 160 <= in_force < 500
+    clock.advance(1.95)
+    assert in_force + out(20, replace(limit, shadow=True)) == 500

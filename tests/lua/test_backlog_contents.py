@@ -1,4 +1,4 @@
-"""Tasks are listed, found and removed in bounded steps."""
+"""Tasks are listed, found, counted by their costs, and removed in bounded steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import json
 
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
-from celery_ratelimit import Limiter
-from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.backlog.tuning import PAGE
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult
+from celery_ratelimit.backlog.messages import Parked
+from celery_ratelimit.backlog.tuning import PAGE, PUBLISH_TIMEOUT
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
+from tests.examples import examples
 from tests.parks import park_one
 
-from .backlog_steps import API, BUCKET, let_out, message_of, park, publish
+from .backlog_steps import ABSENT_A, API, BUCKET, let_out, message_of, park, publish
 from .frozen import demand
 
 
@@ -32,17 +37,10 @@ def test_replies_have_a_bounded_size(frozen: Limiter, parking: Backlog, clock: C
     several = [quick, demand("1000/s", key="other")]
     for asked in several:
         for number in range(10):
-            park_one(
-                parking,
-                asked,
-                f"{number}@q",
-                message_of(f"{number}@q") + " " * 200_000,
-                copy=1,
-                since=0,
-                expires=START / 1e6 + 1 if why == "expired" else 0.0,
-                only_behind=False,
-                most=None,
-            )
+            message, expires = message_of(f"{number}@q") + " " * 200_000, START / 1e6 + 1 if why == "expired" else 0.0
+            park_one(parking, asked, f"{number}@q", message, expires=expires)
+    listed = [[each.id[0] for each in parking.contents.lot(BUCKET, first, -1).tasks] for first in (0, 3)]
+    assert listed == [["0", "1", "2"], ["3", "4", "5"]]
     if why == "expired":
         frozen.pause("api", 60, force=True)
         clock.advance(1)
@@ -71,13 +69,6 @@ def test_oversized_message_leaves_alone(parking: Backlog, clock: Clock) -> None:
     clock.advance(1)
     assert [number for number, _ in parking.contents.remove_all(BUCKET, purge=True)] == [1]
     park(parking, "d")
-
-
-def test_large_tasks_are_listed_a_few_at_a_time(parking: Backlog) -> None:
-    for id in "abcdefg":
-        park_one(parking, API, id, "{}" + " " * 200_000)
-    assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
-    assert [each.id for each in parking.contents.lot(BUCKET, 3, -1).tasks] == ["d", "e", "f"]
 
 
 def test_task_is_found_by_its_id_while_parked(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
@@ -178,3 +169,66 @@ def test_id_that_json_escapes_is_indexed(parking: Backlog, store: redis.Redis, t
     assert [each.id for each in let_out(parking)] == [f"{task}@q", f"{task}2@q"]
     assert list(parking.contents.find(["api"], [task])) == [{}]
     assert not store.exists("ratelimit:v1:{api}::task_index@fleet")
+
+
+COSTLY = Limit("100/s", burst=1000, name="api", key="{tenant}")
+
+
+def park_at(
+    parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0
+) -> int:
+    return park_one(parking, LimitRequest(COSTLY, "api", key, cost), id, message_of(id), expires=expires, most=most)
+
+
+def test_park_returns_the_cost_ahead(parking: Backlog, store: redis.Redis) -> None:
+    assert [park_at(parking, f"{number}@a", 500) for number in range(19)] == [500 * number for number in range(19)]
+    assert park_at(parking, "cheap@a", 1) == 9500
+    assert park_at(parking, "other@a", 7, key="other") == 0
+    assert {lot.key: lot.cost for lot in parking.contents.lots(["api"])} == {"": 9501, "other": 7}
+    assert park_at(parking, "late@a", 1, most=9501) == ParkResult("full", 9501)
+    assert park_at(parking, "late@a", 1, most=9502) == 9501
+
+
+TAKEN_OR_PARKED = st.one_of(
+    st.tuples(st.just("park"), st.integers(0, 30), st.sampled_from([1, 1, 3, 500])),
+    st.tuples(st.just("expiring"), st.integers(0, 30), st.sampled_from([1, 40])),
+    st.tuples(st.just("take_due"), st.sampled_from([0, 1]), st.just(0)),
+    st.tuples(st.just("pick"), st.integers(0, 30), st.sampled_from([0, 1])),
+    st.tuples(st.just("all"), st.just(0), st.sampled_from([0, 1])),
+    st.tuples(st.just("publish"), st.just(0), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(1, 12), st.just(0)),
+)
+
+
+@examples(60)
+@given(steps=st.lists(TAKEN_OR_PARKED, max_size=40))
+def test_cost_sum_matches_the_parked_tasks(
+    store_and_limiter: tuple[redis.Redis, Limiter], steps: list[tuple[str, int, int]]
+) -> None:
+    store, limiter = store_and_limiter
+    store.flushall()
+    store.set("test:clock", START)
+    parking = Backlog(limiter, "fleet", redelivery=3600)
+    now, left = START, []
+    for what, one, two in steps:
+        if what == "park":
+            park_at(parking, f"{one}@{'ab'[one % 2]}", two)
+        elif what == "expiring":
+            park_at(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
+        elif what == "take_due":
+            (looked,) = parking.take_due([LimitRequest(COSTLY, "api", "", 1)], absent=ABSENT_A if one else ())
+            left += looked.leaving
+        elif what == "pick":
+            left += parking.contents.remove(BUCKET, [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
+        elif what == "all":
+            left += [each for _, leaving in parking.contents.remove_all(BUCKET, purge=bool(two)) for each in leaving]
+        elif what == "publish":
+            parking.published({BUCKET: [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
+            left = []
+        else:
+            now += round(one * PUBLISH_TIMEOUT / 5 * 1e6)
+            store.set("test:clock", now)
+        lot = parking.contents.lot(BUCKET, 0, -1)
+        kept = store.hgetall("ratelimit:v1:{api}::payloads@fleet")
+        assert lot.cost == sum(int(kept[each.id].split(" ", 1)[0]) for each in lot.tasks)
+        assert lot.parked == len(lot.tasks)

@@ -1,124 +1,148 @@
-"""Of several copies of a task one may run, wherever a worker dies."""
+"""Of several copies of a task one may run, wherever a worker or a drain dies."""
 
 from __future__ import annotations
+
+import json
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+from celery_ratelimit._celery.saved_message import ReturnAddress, as_sent, copy_in, marker_in, parcel_of
 from celery_ratelimit.backlog.backlog import Backlog
+from celery_ratelimit.backlog.messages import Parked, marker_of, read_parcel
 from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
 from tests.conftest import START, Clock
+from tests.parks import answer, packed
 
-from .backlog_steps import API, BUCKET, let_out, park, publish, take_due
+from .backlog_steps import BUCKET, let_out, park, publish, take_due
 from .frozen import expiries, us
 
+ID = "a@q"
+RETURN = {"queue": "q", "eta": None, "exchange": "", "routing_key": "q", "id": ID}
+MESSAGE = (
+    '{"id": "a", "to": "q.throttled", "body": "", "priority": 0, "expires": null, "properties": {}, '
+    f'"headers": {{"id": "a", "celery-ratelimit-return": {json.dumps(RETURN)}}}}}'
+)
 
-def test_redelivery_of_an_unacknowledged_parked_message_is_stale(parking: Backlog) -> None:
-    park(parking, "a")
-    # Still parked: the message that comes once more is of no use.
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert [each.id for each in let_out(parking, API)] == ["a"]
-    publish(parking, ("a", 1))
-    # It has left meanwhile: only what came from the lot may run.
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == set(), "and it may run once more if it is delivered once more"
+#: What becomes of one task. Its copies have numbers; the user's own message is 0, and is parked as 1.
+#:
+#: "park 2": it is parked as copy 2, and "park 1 t": by another delivery, of token t. "acked t1": the broker has the
+#: acknowledgement of that delivery, which is told with the next call; "told": by itself. "leaves 1", "drained 1",
+#: "released 1": the copies that leave to the return queue, to their own queue, by hand; "overdue 1": by a drain that
+#: takes copies in flight, too. "published 1": so the worker says. "1 runs", "1 is stale": it arrives at a worker.
+#: "remembered", "forgotten": the store's memory of the copies.
+TRACES = {
+    "parked message is delivered again": "park 1, 0 is stale, leaves 1, published 1, 1 runs, 0 is stale, 1 runs",
+    "all is acknowledged": "park 1, acked t1, leaves 1, published 1, 1 runs, forgotten",
+    "acknowledgement is told after the return": "park 1, leaves 1, remembered, acked t1, published 1, forgotten",
+    "acknowledgement is never told": "park 1, leaves 1, published 1, 2 runs, 0 is stale, 1 is stale",
+    "another acknowledgement is told": "park 1, leaves 1, published 1, 1 runs, acked t2, told, 0 is stale, remembered",
+    "worker dies before it publishes": (
+        "park 1, acked t1, leaves 1, after 9 s, leaves, after 10 s, leaves 2, published 2, 2 runs"
+    ),
+    "worker dies before it confirms": (
+        "park 1, acked t1, leaves 1, after 10 s, leaves 2, published 2, 1 runs, 2 is stale, 1 runs"
+    ),
+    "arrival confirms the publish": "park 1, acked t1, leaves 1, 1 runs, after 60 s, leaves",
+    "older copy comes once more after the task is parked again": (
+        "park 1, acked t1, leaves 1, published 1, 1 runs, park 2, 1 is stale, leaves 2, published 2, 1 is stale, 2 runs"
+    ),
+    "first of two copies is parked again and gets a new number": (
+        "park 1, leaves 1, after 10 s, leaves 2, published 2, 0 runs, park 1 again, acked again, 1 is stale, "
+        "2 is stale, after 11 s, leaves 3, published 3, 0 is stale, 2 is stale, 3 runs"
+    ),
+    "confirmation comes after the task is parked again": (
+        "park 1, acked t1, leaves 1, 1 runs, park 2, published 1, 1 is stale, after 1 s, leaves 2"
+    ),
+    "parked in a second backlog meanwhile, confirmed before": (
+        "park 1, acked t1, leaves 1, published 1, 2 runs, park 3, acked t3, after 60 s, leaves 3, 3 runs"
+    ),
+    "parked in a second backlog meanwhile, confirmed after": (
+        "park 1, acked t1, leaves 1, 2 runs, park 3, acked t3, published 1, after 60 s, leaves 3, 3 runs"
+    ),
+    "parked in a second backlog meanwhile, never confirmed": (
+        "park 1, acked t1, leaves 1, 2 runs, park 3, acked t3, after 60 s, leaves 3, 3 runs"
+    ),
+    "answer of the park is lost": "park 1, leaves 1, park 1, leaves",
+    "drained copy is delivered again": "park 1, drained 1, 1 runs, 1 runs, 0 is stale, 1 runs",
+    "confirmed drained copy is delivered again": "park 1, drained 1, published 1, 1 runs, 1 runs, 0 is stale, 1 runs",
+    "drain takes a copy that is in flight": (
+        "park 1, acked t1, leaves 1, overdue 2, published 2, 1 is stale, 2 runs, 1 is stale"
+    ),
+    "two drains take one copy": "park 1, drained 1, overdue 2, 1 is stale, 2 runs, overdue",
+    "drain finds the copy arrived": "park 1, leaves 1, 1 runs, overdue",
+    "drain confirms after the copy is parked again": (
+        "park 1, drained 1, 1 runs, park 2, published 1, 1 is stale, leaves 2"
+    ),
+    "drain is killed": "park 1, drained 1, after 10 s, leaves 2, 2 runs, 1 is stale",
+    "released by hand": "park 1, released 1, published 1, 1 runs, 0 is stale, 1 runs",
+}
 
 
-def test_redelivery_after_the_acknowledgement_may_run(parking: Backlog, store: redis.Redis) -> None:
-    park(parking, "a")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    let_out(parking, API)
-    publish(parking, ("a", 1))
-    assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
-    assert not store.keys("ratelimit:*:valid_copy@fleet")
+def follow(trace: str, parking: Backlog, clock: Clock, store: redis.Redis) -> None:
+    for step in trace.split(", "):
+        match step.split():
+            case ["park", copy, *token]:
+                since = 0 if copy == "1" else START
+                one = packed(ID, 1, MESSAGE, int(copy), since, token=token[0] if token else "")
+                assert answer(parking.park({BUCKET: [one]})[BUCKET][0]) == 0, step
+            case ["acked", token]:
+                parking.untold.note_acknowledged(BUCKET, ID, token)
+            case ["told"]:
+                parking.published()
+            case [("leaves" | "drained" | "overdue" | "released") as how, *copies]:
+                assert [str(each.copy) for each in taken(parking, how)] == copies, step
+            case ["published", copy]:
+                publish(parking, (ID, int(copy)))
+            case ["after", seconds, _]:
+                clock.set(START + int(seconds) * 1_000_000)
+            case [("remembered" | "forgotten") as memory]:
+                assert bool(store.keys("ratelimit:*:valid_copy@fleet")) == (memory == "remembered"), step
+            case [copy, *runs]:
+                assert parking.copies.arrive(BUCKET, {ID: int(copy)}) == (set() if runs == ["runs"] else {ID}), step
 
 
-def test_acknowledgement_may_be_reported_after_the_return(parking: Backlog, store: redis.Redis) -> None:
-    park(parking, "a")
-    let_out(parking, API)
-    assert store.keys("ratelimit:*:valid_copy@fleet")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    publish(parking, ("a", 1))
-    assert not store.keys("ratelimit:*:valid_copy@fleet")
+def taken(parking: Backlog, how: str) -> list[Parked]:
+    if how == "leaves":
+        return let_out(parking)
+    if how == "released":
+        return parking.contents.remove(BUCKET, [ID], purge=False)[1]
+    return parking.contents.take_for_original_queues(BUCKET, overdue=20.0 if how == "overdue" else 0.0)[1]
 
 
-@pytest.mark.parametrize("was_published", [False, True], ids=["not published", "published, and not reported"])
-def test_unconfirmed_return_is_published_again_and_runs_once(
-    parking: Backlog, clock: Clock, was_published: bool
+@pytest.mark.parametrize("name", TRACES)
+def test_one_copy_may_run_when(parking: Backlog, clock: Clock, store: redis.Redis, name: str) -> None:
+    follow(TRACES[name], parking, clock, store)
+
+
+def round_of(copy: int) -> str:
+    """It is parked, let out, and comes back."""
+    return f"park {copy}, leaves {copy}, published {copy}, {copy} runs"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("told_after", [1, 2])
+def test_one_of_two_older_messages_is_unacknowledged(
+    parking: Backlog, clock: Clock, store: redis.Redis, left: int, told_after: int
 ) -> None:
-    park(parking, "a")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 1)]
-    # Here the worker dies. Another looks after the lot.
-    clock.set(START + 9_000_000)
-    assert let_out(parking, API) == []
-    clock.set(START + 10_000_000)
-    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
-    publish(parking, ("a", 2))
-    if was_published:
-        assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
-        assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
-        assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
-    else:
-        assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
+    """A worker is stopped before it has heard that it was parked, and gives the message back; that the other message
+    is acknowledged is told before the task is parked again, or when it has left once more.
+    """
+    first, second = [f", acked t{2 - left}, told" if told_after == each else "" for each in (1, 2)]
+    stale = f"{left} is stale"
+    trace = f"{round_of(1)}, park 2{first}, leaves 2, published 2{second}, {stale}, 2 runs, {stale}"
+    follow(trace, parking, clock, store)
 
 
-def test_arrival_confirms_the_publish(parking: Backlog, clock: Clock) -> None:
-    park(parking, "a")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    let_out(parking, API)  # published, and the worker dies before it says so
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
-    clock.set(START + 60_000_000)
-    assert let_out(parking, API) == []
-
-
-def test_older_copy_is_stale_after_the_task_is_parked_again(parking: Backlog) -> None:
-    """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
-    park(parking, "a")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    let_out(parking, API)
-    publish(parking, ("a", 1))
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
-    park(parking, "a", copy=2, since=START)
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
-    publish(parking, ("a", 2))
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
-
-
-def test_valid_copy_parked_again_gets_a_new_number(parking: Backlog, clock: Clock) -> None:
-    """Let out and not reported, so there are two; the first to come finds its limit closed and is parked once more."""
-    park(parking, "a")
-    let_out(parking, API)
-    clock.set(START + 10_000_000)
-    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
-    publish(parking, ("a", 2))
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
-    park(parking, "a", copy=1, token="redelivered")
-    parking.untold.note_acknowledged(BUCKET, "a", "redelivered")
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
-    clock.set(START + 11_000_000)
-    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 3)]
-    publish(parking, ("a", 3))
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
-    assert parking.copies.arrive(BUCKET, {"a": 3}) == set()
-
-
-def test_late_confirmation_leaves_the_task_parked_again(parking: Backlog, clock: Clock) -> None:
-    """It comes back, and is parked once more, before the worker that published it has said so."""
-    park(parking, "a")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    let_out(parking, API)
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
-    park(parking, "a", copy=2, since=START)
-    publish(parking, ("a", 1))
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
-    clock.set(START + 1_000_000)
-    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
+@pytest.mark.parametrize("times", [2, 3, 12])
+def test_last_of_several_older_messages_is_awaited(
+    parking: Backlog, clock: Clock, store: redis.Redis, times: int
+) -> None:
+    rounds = [round_of(copy) for copy in range(1, times + 1)]
+    acknowledged = [f"acked t{copy}, told" for copy in range(times, 1, -1)]
+    trace = [*rounds, *acknowledged, "0 is stale", "acked t1", "told", "forgotten"]
+    follow(", ".join(trace), parking, clock, store)
 
 
 def test_tasks_stay_and_memory_of_copies_expires(parking: Backlog, store: redis.Redis) -> None:
@@ -127,92 +151,24 @@ def test_tasks_stay_and_memory_of_copies_expires(parking: Backlog, store: redis.
     assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
         f"{kind}@fleet" for kind in ("payloads", "in_flight", "valid_copy", "due", "code")
     }
-    (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "valid_copy" in key]
+    (remembered,) = store.keys("ratelimit:*:valid_copy@fleet")
     assert expiries(store).get(remembered) == START + 7_200_000_000 + us(REDELIVERY_LATE)
-    publish(parking, ("a", 1), ("b", 1))
 
 
-@pytest.mark.parametrize("told", ["before", "after", "never"])
-def test_task_parked_in_a_second_backlog_leaves_it(parking: Backlog, clock: Clock, told: str) -> None:
-    park(parking, "a")
-    parking.untold.note_acknowledged(BUCKET, "a", "t1")
-    assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 1)]
-    if told == "before":
-        publish(parking, ("a", 1))
-    assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
-    park(parking, "a", copy=3, since=START)
-    parking.untold.note_acknowledged(BUCKET, "a", "t3")
-    if told == "after":
-        publish(parking, ("a", 1))
-    clock.set(START + 60_000_000)
-    assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 3)]
-    assert parking.copies.arrive(BUCKET, {"a": 3}) == set()
-
-
-def test_task_may_run_before_its_acknowledgement_is_reported(parking: Backlog) -> None:
-    park(parking, "a")
-    assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 1)]
-    publish(parking, ("a", 1))
-    assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}, "the user's own, delivered once more"
-    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
-
-
-def test_returned_copy_does_not_replace_a_parked_one(parking: Backlog) -> None:
-    """The message that was parked may be sent to be parked once more, after it has left: the answer was lost."""
-    park(parking, "a")
-    let_out(parking)
-    park(parking, "a")
-    assert let_out(parking) == []
-
-
-def go_round(parking: Backlog, copy: int) -> None:
-    """It is parked, let out, and comes back."""
-    park(parking, "a", copy=copy, since=0 if copy == 1 else START)
-    assert [(each.id, each.copy) for each in let_out(parking)] == [("a", copy)]
-    publish(parking, ("a", copy))
-    assert parking.copies.arrive(BUCKET, {"a": copy}) == set()
-
-
-def acknowledge(parking: Backlog, copy: int) -> None:
-    """The message that was parked as this copy is acknowledged."""
-    parking.untold.note_acknowledged(BUCKET, "a", f"t{copy}")
-    parking.published()
-
-
-@pytest.mark.parametrize("left", [0, 1])
-@pytest.mark.parametrize("told_after", [1, 2])
-def test_one_of_two_older_messages_is_unacknowledged(parking: Backlog, left: int, told_after: int) -> None:
-    """A worker is stopped before it has heard that it was parked, and gives the message back; that the other message
-    is acknowledged is told before the task is parked again, or when it has left once more.
-    """
-    go_round(parking, 1)
-    park(parking, "a", copy=2, since=START)
-    if told_after == 1:
-        acknowledge(parking, 2 - left)
-    assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 2)]
-    publish(parking, ("a", 2))
-    if told_after == 2:
-        acknowledge(parking, 2 - left)
-    assert parking.copies.arrive(BUCKET, {"a": left}) == {"a"}
-    assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
-    assert parking.copies.arrive(BUCKET, {"a": left}) == {"a"}
-
-
-@pytest.mark.parametrize("times", [2, 3, 12])
-def test_last_of_several_older_messages_is_awaited(parking: Backlog, store: redis.Redis, times: int) -> None:
-    for copy in range(1, times + 1):
-        go_round(parking, copy)
-    for copy in range(times, 1, -1):
-        acknowledge(parking, copy)
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
-    acknowledge(parking, 1)
-    assert not store.keys("ratelimit:*:valid_copy@fleet")
-
-
-def test_unacknowledged_message_is_remembered_for_a_while(parking: Backlog, store: redis.Redis) -> None:
-    go_round(parking, 1)
-    acknowledge(parking, 2)
-    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
-    (twice,) = store.keys("ratelimit:*:valid_copy@fleet")
-    assert store.pttl(twice) > 0
+def test_drained_copy_is_as_it_was_sent_but_for_its_number(parking: Backlog, clock: Clock, store: redis.Redis) -> None:
+    """It keeps the number when it is sent back to be parked, too."""
+    follow("park 1", parking, clock, store)
+    (handed,) = taken(parking, "drained")
+    message = SimpleNamespace(headers=as_sent(read_parcel(handed), marker_of(BUCKET, handed))["headers"])
+    assert not marker_in(message), "it did not return"
+    copy = {"lot": list(BUCKET), "id": ID, "copy": 1}
+    assert {key: value for key, value in message.headers.items() if value is not None} == {
+        "id": "a",
+        "celery-ratelimit-copy": copy,
+    }
+    message.properties, message.body, message.content_type, message.content_encoding = {}, "", "json", "utf-8"
+    request = SimpleNamespace(message=message, delivery_info={}, expires=None)
+    headers = parcel_of(request, "q", ReturnAddress("q.throttled"), ID)["headers"]
+    assert "celery-ratelimit-copy" not in headers
+    again = copy_in(SimpleNamespace(headers=headers))
+    assert {key: again[key] for key in copy} == copy

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.tuning import READ_AT_ONCE, SCANNED_AT_ONCE
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limits.rates import limit_of_key
 from tests.conftest import START, Clock
 from tests.parks import packed
 
@@ -216,6 +219,31 @@ def test_changed_code_makes_the_backlog_due(frozen: Limiter, parking: Backlog, c
     assert looked.another
     (looked,) = parking.take_due([new])
     assert not looked.another
+
+
+TOKENS = Limit("1/h", name="tokens", key="{model}", rates={"a": "2/h", "b": "3/h"})
+
+
+@pytest.mark.parametrize(
+    "limit", [TOKENS, replace(TOKENS, fair="{tenant}"), replace(TOKENS, fair="{t}", weights={"x": 2})]
+)
+def test_keys_whose_rates_differ_in_the_code_are_one_code(frozen: Limiter, parking: Backlog, limit: Limit) -> None:
+    demands = [LimitRequest(limit_of_key(limit, key), "tokens", key, share=limit.fair and "x") for key in "abc"]
+    for asked in demands:
+        frozen._asker.ask([asked])
+        if limit.fair is None:
+            park(parking, "id", asked=asked)
+
+    def another() -> list[bool]:
+        return [parking.take_due([asked])[0].another for asked in demands]
+
+    another()
+    assert another() == [False] * 3
+    for _ in range(2):
+        parking.wake(LimitRequest(limit, "tokens"), 0)
+        assert another() == [False] * 3
+    demands[0] = LimitRequest(limit_of_key(replace(limit, rates={"a": "5/h"}), "a"), "tokens", "a")
+    assert another()[0], "the code has changed"
 
 
 def test_backlog_is_due_when_a_cheaper_task_becomes_first(frozen: Limiter, parking: Backlog, clock: Clock) -> None:

@@ -14,11 +14,12 @@ from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from tests.conftest import START, Clock
 from tests.examples import examples
-from tests.parks import answer, packed
+from tests.parks import packed
 
+from .backlog_steps import BUCKET, let_out
+from .backlog_steps import park_all as park
 from .frozen import demand
 
-BUCKET = ("api", "")
 API = demand("1000/s")
 #: What Redis brokers know, and RabbitMQ's: the default is the first, or the last.
 ORDERS = [0, 3, 6, 9, -1, -9, -255]
@@ -33,27 +34,9 @@ def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int
     return packed(id, cost, message_of(id), copy, since, order=order)
 
 
-def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
-    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
-
-
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[str]:
     """All tasks that leave, in order."""
-    ids: list[str] = []
-    again: float | None = 0.0
-    while again == 0.0:
-        (looked,) = parking.take_due([API], absent=absent)
-        ids, again = [*ids, *[each.id for each in looked.leaving]], looked.again
-    return ids
-
-
-def since_of(parking: Backlog) -> dict[str, int]:
-    return {each.id: each.since for each in parking.contents.lot(BUCKET, 0, -1).tasks}
-
-
-def test_without_priorities_tasks_leave_by_arrival(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
-    park(parking, to_park("a"), to_park("b"))
-    assert store.zrange("ratelimit:v1:{api}::parked@fleet", 0, -1, withscores=True) == [("a", START), ("b", START + 1)]
+    return [each.id for each in let_out(parking, API, absent)]
 
 
 def test_backlog_is_due_when_a_higher_priority_arrives(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
@@ -89,29 +72,25 @@ def test_suspended_task_keeps_its_priority(parking: Backlog, order: int) -> None
     assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
 
 
-def test_oldest_task_is_found_in_any_priority(parking: Backlog, clock: Clock) -> None:
-    park(parking, to_park("low", 9), to_park("lower@absent", 9))
-    clock.advance(10)
-    park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
-    assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
-    leave(parking, frozenset({"absent"}))
-    assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
-
-
 @pytest.mark.parametrize("order", [-255, 0, 9])
-def test_oldest_of_one_and_of_two_is_found(parking: Backlog, clock: Clock, order: int) -> None:
+def test_oldest_task_is_found_in_any_priority(parking: Backlog, clock: Clock, order: int) -> None:
     park(parking, to_park("first", order))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+    park(parking, to_park("suspended@absent", 9))
+    second = parking.contents.lot(BUCKET, 0, -1).tasks[-1].since
     clock.advance(10)
-    park(parking, to_park("second", 3))
+    park(parking, *[to_park(f"{other}", other) for other in (-255, 0, 3)])
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+    leave(parking, frozenset({"absent"}))
+    assert parking.contents.lot(BUCKET, 0, -1).oldest == second / 1e6, "it is aside"
 
 
 def test_long_waiting_task_overtakes_higher_priorities(parking: Backlog, clock: Clock) -> None:
     park(parking, to_park("old", 1))
     clock.advance(52 * 86400)
     park(parking, to_park("new", 0))
-    assert since_of(parking)["old"] == START
+    (old,) = [each for each in parking.contents.lot(BUCKET, 0, -1).tasks if each.id == "old"]
+    assert old.since == START
     assert leave(parking) == ["old", "new"]
 
 

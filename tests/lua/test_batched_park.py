@@ -1,4 +1,4 @@
-"""Messages parked by one script are parked as if each had its own script at the same time."""
+"""One script for several calls does what the calls would do one by one, at the same time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.worker.deduplication import acquire_along
 from tests.examples import examples
 
+from .backlog_steps import API
 from .frozen import FROZEN_STORE
 
+IDS = ["a", "b", "c", "d", "e"]
 NOW = 1_767_225_600_000_000
 BUCKETS = [("api", "key"), ("api", "other"), ("web", "")]
 
 messages = st.builds(
     ToPark,
-    id=st.sampled_from(["a", "b", "c", "d", "e"]),
+    id=st.sampled_from(IDS),
     cost=st.integers(1, 5),
     message=st.sampled_from(["{}", '{"id": "a"}', '{"id": "b", "to": "q"}']),
     copy=st.integers(1, 3),
@@ -111,4 +114,57 @@ def test_batched_park_matches_single_parks(fleets: tuple[redis.Redis, list[Backl
             for id, copy in copies.items()
             if one_by_one.copies.arrive(bucket, {id: copy})
         }
+        assert contents(store, "p0", now) == contents(store, "p1", now)
+
+
+steps = st.lists(
+    st.tuples(
+        st.lists(messages, max_size=3),  # parked
+        st.booleans(),  # let out
+        st.dictionaries(st.sampled_from(IDS), st.integers(0, 3), min_size=1),  # come
+        st.lists(
+            st.tuples(st.sampled_from(IDS), st.integers(0, 3)),
+            min_size=1,
+            max_size=4,
+            unique=True,
+        ),  # ask
+        st.sampled_from([0, 1, 150_000, 3_000_000, 12_000_000]),
+        st.sampled_from([0.0, 0.1, 0.25]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.slow
+@given(steps=steps)
+@examples(200)
+def test_combined_script_answers_like_two_scripts(fleets: tuple[redis.Redis, list[Backlog]], steps: list[Any]) -> None:
+    store, (along, apart) = fleets
+    store.flushall()
+    now, bucket = NOW, ("api", "")
+    for parked, lets_out, come, asking, pause, horizon in steps:
+        now += pause
+        store.set("test:clock", now)
+        for each in (along, apart):
+            if parked:
+                each.park({bucket: parked})
+            if lets_out:
+                each.take_due([API])
+        told = along.copies.along({bucket: come}, asking)
+        ids = [id for id, _ in asking]
+        decisions, may = acquire_along(along._limiter._asker, [API], ids, told, horizon=horizon, claim=1.0)
+        barred = {id for _, id in apart.copies.arrive_all({bucket: come})}
+        assert [id for id, runs in zip(come, may, strict=True) if not runs] == [id for id in come if id in barred]
+        expected: list[Any] = []
+        for id, copy in asking:
+            if come.get(id) == copy and id in barred:
+                expected.append(None)
+                continue
+            expected.append(apart._limiter._asker.ask([API], id=id, horizon=horizon, claim=1.0))
+            if not expected[-1].allowed and expected[-1].retry_after > 1.0:
+                break
+        assert decisions == expected
+        for each in (along, apart):
+            each._limiter._asker.ask([API], horizon=-1e6)  # expired keys go with the next call
         assert contents(store, "p0", now) == contents(store, "p1", now)

@@ -16,11 +16,13 @@ from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked, read_parcel
 from tests.conftest import START, Clock
 from tests.examples import examples
-from tests.parks import answer, packed
+from tests.parks import packed
 
+from .backlog_steps import BUCKET, let_out
+from .backlog_steps import park_all as park
 from .frozen import demand
 
-BUCKET = ("api", "")
+DAILY = demand("1/d")
 SECOND = 1_000_000
 
 
@@ -31,22 +33,13 @@ def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 
     return packed(id, 1, json.dumps(said), copy, since, order=order, unique=alone, leaves=leaves or None)
 
 
-def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int | ParkResult]:
-    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
-
-
 def close(parking: Backlog) -> None:
     """Use up the limit for a day."""
-    parking._limiter._asker.ask([demand("1/d", name="api")])
+    parking._limiter._asker.ask([DAILY])
 
 
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:
-    left: list[Parked] = []
-    again: float | None = 0.0
-    while again == 0.0:
-        (looked,) = parking.take_due([demand("1/d", name="api")], absent=absent)
-        left, again = [*left, *looked.leaving], looked.again
-    return left
+    return let_out(parking, DAILY, absent)
 
 
 def ended(left: list[Parked]) -> dict[str, str]:
@@ -70,27 +63,6 @@ def test_newest_duplicate_takes_the_place_of_the_older_one(parking: Backlog, clo
     assert ended(left) == {"a": "d"}
     assert waiting(parking) == ["d", "b", "c"]
     assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == since
-
-
-def test_stream_of_duplicates_keeps_the_first_place(parking: Backlog, clock: Clock) -> None:
-    close(parking)
-    park(parking, to_park("first", "n1"), to_park("other", "n2"))
-    for number in range(50):
-        park(parking, to_park(f"{number}", "n1"))
-        clock.advance(0.01)
-    assert ended(leave(parking)) == {"first": "0"} | {str(number): str(number + 1) for number in range(49)}
-    assert waiting(parking) == ["49", "other"]
-
-
-def test_with_keep_oldest_the_newer_duplicate_ends(parking: Backlog, clock: Clock) -> None:
-    close(parking)
-    assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
-        0,
-        ParkResult("replaced", survivor="a"),
-        1,
-    ]
-    assert waiting(parking) == ["a@celery", "c@celery"]
-    assert leave(parking) == []
 
 
 @pytest.mark.parametrize("which", ["n", "o"])
@@ -169,7 +141,7 @@ def test_replaced_task_leaves_again_until_published(parking: Backlog, clock: Clo
 
 def test_suspended_duplicate_is_replaced(parking: Backlog, clock: Clock) -> None:
     close(parking)
-    parking._limiter.reset(demand("1/d", name="api").limit, force=True)
+    parking._limiter.reset(DAILY.limit, force=True)
     absent = frozenset({"celery"})
     park(parking, to_park("a@celery", "n1"))
     assert leave(parking, absent) == []
@@ -236,7 +208,7 @@ def test_random_duplicates_keep_one_of_each_and_lose_none(
             elif before:
                 ends[before[0]] = id
         elif verb == "pass":
-            limiter.reset(demand("1/d", name="api").limit, force=True)
+            limiter.reset(DAILY.limit, force=True)
         left = leave(parking) if verb != "park" else []
         for id, by in ended(left).items():
             assert ends[id] == by

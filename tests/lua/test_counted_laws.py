@@ -1,10 +1,10 @@
-"""The laws of every algorithm as properties of random traces and of a backlog, by the store and by the model alone."""
+"""The laws of every algorithm as properties of random traces and of a backlog. The model: test_counted_model.py."""
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
 
@@ -15,33 +15,38 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 from tests.examples import examples
 
 from .counted import Numbers
 from .frozen import expiries
-from .mixed_world import KINDS, Act, Asked, MixedWorld, ModelWorld, Play, acts, limits
+from .mixed_world import KINDS, Act, MixedWorld, Play, acts, limits
 from .windows import Start, check_every_window, check_windows_up_to
 
 CALLS = ("acquire",) * 6
 ALL = (*CALLS, "forget", "reserve", "reserve", "cancel", "settle")
 
 
-@pytest.fixture(scope="module")
-def store_world(server: EmbeddedServer) -> Iterator[MixedWorld]:
-    world = MixedWorld(server.url)
-    yield world
-    world.close()
+#: How traces are drawn, and whether the clock steps back by no more than a store waits for: then it is true time.
+SITUATIONS = {
+    "cancels and settles": ({}, False),
+    "the clock steps back": ({"back": True}, False),
+    "the clock steps back a little": ({"back": True}, True),
+    "permits are taken far ahead": ({"ahead": True}, False),
+}
+SLOW = ("the clock steps back a little", "permits are taken far ahead")
 
 
-@pytest.fixture(scope="module", params=["lua", pytest.param("model", marks=pytest.mark.slow)])
-def world(request: pytest.FixtureRequest) -> Asked:
-    """Whose answers count."""
-    return request.getfixturevalue("store_world") if request.param == "lua" else ModelWorld()
-
-
-def check(world: Asked, trace: list[Act], waited_for: bool = False) -> None:
+@pytest.mark.parametrize(
+    "situation", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in SITUATIONS]
+)
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@examples(60)
+def test_law_1_holds_in_every_situation(world: MixedWorld, kind: str, situation: str, data: st.DataObject) -> None:
+    options, waited_for = SITUATIONS[situation]
+    kinds = [kind, kind, "token_bucket"] if "ahead" in options else [kind]
+    trace = data.draw(acts(only=kinds, verbs=ALL, overdraw=False, **options))
     play, demands = Play(world, waited_for=waited_for), {}
     for act in trace:
         play.do(act)
@@ -54,37 +59,7 @@ def check(world: Asked, trace: list[Act], waited_for: bool = False) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @examples(50)
-def test_law_1_holds_when_the_clock_steps_back(world: Asked, kind: str, data: st.DataObject) -> None:
-    check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
-@examples(80)
-def test_law_1_by_the_clock_itself_where_it_steps_back_a_little(world: Asked, kind: str, data: st.DataObject) -> None:
-    check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)), waited_for=True)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
-@examples(50)
-def test_law_1_holds_with_cancels_and_settles(world: Asked, kind: str, data: st.DataObject) -> None:
-    check(world, data.draw(acts(only=[kind], verbs=ALL, overdraw=False)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
-@examples(70)
-def test_law_1_holds_for_permits_taken_far_ahead(world: Asked, kind: str, data: st.DataObject) -> None:
-    check(world, data.draw(acts(only=[kind, kind, "token_bucket"], verbs=ALL, overdraw=False, ahead=True)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
-@examples(50)
-def test_law_1_holds_at_every_grant_after_overdrafts(world: Asked, kind: str, data: st.DataObject) -> None:
+def test_law_1_holds_at_every_grant_after_overdrafts(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     def at_a_grant(demand: LimitRequest, grant: Start, before: list[Start]) -> None:
         check_windows_up_to(grant, before, demand)
 
@@ -131,7 +106,7 @@ BACKLOGS: dict[str, tuple[Limit, Callable[[int, Numbers], int]]] = {
 
 
 def run_backlog(
-    world: Asked, wanted: LimitRequest, number: int, jitter: int, horizon: int
+    world: MixedWorld, wanted: LimitRequest, number: int, jitter: int, horizon: int
 ) -> tuple[list[Start], float]:
     """All ask at once, and come back at their slots or up to ``jitter`` later. What they got, and calls for each."""
     late, calls, starts = random.Random(7), 0, []
@@ -151,7 +126,7 @@ def run_backlog(
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", BACKLOGS)
-def test_laws_2_and_3_backlog_uses_the_rate_and_asks_about_once(world: Asked, name: str, late: bool) -> None:
+def test_laws_2_and_3_backlog_uses_the_rate_and_asks_about_once(world: MixedWorld, name: str, late: bool) -> None:
     """``late``: by a timer's jitter of half an interval, where each may be held for two."""
     wanted = LimitRequest(BACKLOGS[name][0], "api")
     numbers = Numbers.of(wanted)
@@ -172,7 +147,7 @@ def test_laws_2_and_3_backlog_uses_the_rate_and_asks_about_once(world: Asked, na
     ],
     ids=str,
 )
-def test_law_2_backlog_on_a_sliding_window_is_as_fast_as_a_greedy_caller(world: Asked, wanted: Limit) -> None:
+def test_law_2_backlog_on_a_sliding_window_is_as_fast_as_a_greedy_caller(world: MixedWorld, wanted: Limit) -> None:
     """How fast that is follows from the estimate: no closed form."""
     demand = LimitRequest(wanted, "api")
     starts, _ = run_backlog(world, demand, 200, 0, 0)
@@ -198,14 +173,14 @@ def test_law_2_backlog_on_a_sliding_window_is_as_fast_as_a_greedy_caller(world: 
     ],
     ids=str,
 )
-def test_law_3_for_estimated_slots(world: Asked, wanted: Limit, number: int) -> None:
+def test_law_3_for_estimated_slots(world: MixedWorld, wanted: Limit, number: int) -> None:
     assert run_backlog(world, LimitRequest(wanted, "api"), number, 0, 0)[1] <= 2.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @examples(50)
-def test_law_7_caller_that_waits_as_told_is_granted(world: Asked, kind: str, data: st.DataObject) -> None:
+def test_law_7_caller_that_waits_as_told_is_granted(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     trace = data.draw(acts(only=[kind, kind, "token_bucket"], back=True, verbs=(*CALLS, "reserve", "cancel", "settle")))
     play = Play(world)
     for act in trace:
@@ -226,7 +201,7 @@ def test_law_7_caller_that_waits_as_told_is_granted(world: Asked, kind: str, dat
 @pytest.mark.parametrize("kind", ["leaky_bucket", "token_bucket", "fixed_window", "sliding_log", "stepped_bucket"])
 @given(data=st.data())
 @examples(60)
-def test_law_7_every_waiting_request_is_granted_at_its_slot(world: Asked, kind: str, data: st.DataObject) -> None:
+def test_law_7_every_waiting_request_is_granted_at_its_slot(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     """Not so under an estimate, nor where a step brings more than the bucket can hold."""
     wanted = [LimitRequest(data.draw(limits("api", [kind])), "api")]
     numbers = Numbers.of(wanted[0])
@@ -245,8 +220,7 @@ def test_law_7_every_waiting_request_is_granted_at_its_slot(world: Asked, kind: 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @examples(40)
-def test_law_9_every_key_expires_and_none_too_early(store_world: MixedWorld, kind: str, data: st.DataObject) -> None:
-    world = store_world
+def test_law_9_every_key_expires_and_none_too_early(world: MixedWorld, kind: str, data: st.DataObject) -> None:
     play = Play(world)
     for act in data.draw(acts(only=[kind], back=True)):
         play.do(act)

@@ -12,41 +12,22 @@ from celery_ratelimit import ConfigurationError, Limit
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.examples import examples
 
-from .mixed_world import KINDS, Act, MixedWorld, Play, acts
+from .mixed_world import KINDS, MixedWorld, acts, follow
 
 
-def follow(world: MixedWorld, trace: list[Act]) -> None:
-    play = Play(world)
-    for number, act in enumerate(trace):
-        lua, model = play.do(act)
-        assert lua == model, f"step {number}: {act}"
-
-
+@pytest.mark.parametrize("back", [False, True], ids=["", "the clock steps back"])
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@examples(120)
-def test_lua_matches_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
-    follow(world, data.draw(acts(only=[kind])))
+@examples(100)
+def test_lua_matches_the_model(world: MixedWorld, kind: str, back: bool, data: st.DataObject) -> None:
+    follow(world, data.draw(acts(only=[kind], back=back)))
 
 
-@given(trace=acts())
+@pytest.mark.parametrize("back", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "the clock steps back"])
+@given(data=st.data())
 @examples(400)
-def test_several_algorithms_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
-    follow(world, trace)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
-@examples(80)
-def test_clock_steps_back_match_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
-    follow(world, data.draw(acts(only=[kind], back=True)))
-
-
-@pytest.mark.slow
-@given(trace=acts(back=True))
-@examples(300)
-def test_several_algorithms_and_clock_steps_back_match_the_model(world: MixedWorld, trace: list[Act]) -> None:
-    follow(world, trace)
+def test_several_algorithms_match_the_model(world: MixedWorld, back: bool, data: st.DataObject) -> None:
+    follow(world, data.draw(acts(back=back)))
 
 
 @pytest.mark.slow

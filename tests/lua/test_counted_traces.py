@@ -1,13 +1,15 @@
-"""Traces of every algorithm, worked out by hand or published by others. Random traces: test_counted_model.py."""
+"""Traces of every algorithm, worked out by hand or published by others, and what random traces do not reach.
+
+Slots, costs that are given back and steps of the clock: test_counted_model.py, test_counted_laws.py.
+"""
 
 from __future__ import annotations
 
 import pytest
 import redis
 
-from celery_ratelimit import Decision, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from tests.asking import settle_demands
 from tests.conftest import START, Clock
 
 from .frozen import answer, expiries, us
@@ -48,23 +50,6 @@ TABLES: dict[str, tuple[Limit, list[tuple[float, int, bool, int, float, float]]]
             (11.5, 2, YES, 0, 0.0, 3.0),
         ],
     ),
-    "a window of a day in UTC": (
-        limit("1/d", "fixed_window"),
-        [
-            (86_399.0, 1, YES, 0, 0.0, 1.0),
-            (86_399.5, 1, NO, 0, 0.5, 0.5),
-            (86_400.0, 1, YES, 0, 0.0, 86_400.0),
-        ],
-    ),
-    "a step back of the clock does not lengthen a wait": (
-        limit("1/10s", "fixed_window"),
-        [
-            (3_604.0, 1, YES, 0, 0.0, 6.0),
-            (3_604.0, 1, NO, 0, 6.0, 6.0),
-            (4.0, 1, NO, 0, 6.0, 6.0),
-            (10.0, 1, YES, 0, 0.0, 10.0),
-        ],
-    ),
     "one sub-window: previous * (1 - x) + current, as in Cloudflare's example": (
         limit("50/m", "sliding_window", sub_windows=1),
         [
@@ -99,15 +84,6 @@ TABLES: dict[str, tuple[Limit, list[tuple[float, int, bool, int, float, float]]]
             (14.0, 2, YES, 0, 0.0, 10.0),
             (20.0, 1, YES, 0, 0.0, 10.0),
             (100.0, 3, YES, 0, 0.0, 10.0),
-        ],
-    ),
-    "a log whose clock steps back by an hour keeps its own time": (
-        limit("1/10s", "sliding_log"),
-        [
-            (3_600.0, 1, YES, 0, 0.0, 10.0),
-            (0.0, 1, NO, 0, 10.0, 10.0),
-            (6.0, 1, NO, 0, 4.0, 4.0),
-            (10.0, 1, YES, 0, 0.0, 10.0),
         ],
     ),
     "tokens come in steps": (
@@ -160,120 +136,48 @@ def test_hand_worked_trace(frozen: Limiter, clock: Clock, name: str) -> None:
         assert (got.limited_by, got.queue_full) == (None if allowed else "api", False)
 
 
-# -- Published runs ----------------------------------------------------------------------------------------------------
-
-
-def test_two_sliding_logs_match_a_published_run(frozen: Limiter, clock: Clock) -> None:
-    """1/s and 5/min together. The refusal at 1710 must not count in the longer window, or 1714 would be the sixth; 1710
-    to 1714 are five calls in 4 s, all that a minute has, and 1776 is 62 s after the last. The source prints the same.
-    """
-    both = [limit("1/s", "sliding_log", "second"), limit("5/m", "sliding_log", "minute")]
-    printed = [
-        (1710, YES, None, 0),
-        (1710, NO, "second", 1),
-        (1711, YES, None, 0),
-        (1712, YES, None, 0),
-        (1713, YES, None, 0),
-        (1714, YES, None, 0),
-        (1715, NO, "minute", 55),  # until 1770
-        (1776, YES, None, 0),
-    ]
-    for at, allowed, binding, wait in printed:
-        clock.set(START + at * SECOND)
-        got = frozen.acquire(both)
-        assert (got.allowed, got.limited_by, got.retry_after) == (allowed, binding, wait), at
-    assert [state.remaining for state in got.states] == [0, 4]
-
-
-def paced(frozen: Limiter, clock: Clock, wanted: Limit, calls: int) -> list[float]:
-    """What each of so many calls waits for, as Guava's ``acquire`` does."""
-    waits = []
-    for _ in range(calls):
-        decision = frozen._asker.ask([LimitRequest(wanted, "api")], horizon=1e6)
-        assert decision.allowed
-        clock.set(clock.us + us(decision.retry_after))
-        waits.append(decision.retry_after)
-    return waits
-
-
 def test_warm_up_matches_guava(frozen: Limiter, clock: Clock) -> None:
     """Guava's RateLimiterTest.testWarmUp: 2/s, 4 s, cold factor 3; it prints R1.38 for 1.375, and so on."""
-    wanted = limit("2/s", warmup=4.0)
+    wanted = [LimitRequest(limit("2/s", warmup=4.0), "api")]
+
+    def paced() -> list[float]:
+        waits = []
+        for _ in range(8):
+            decision = frozen._asker.ask(wanted, horizon=1e6)
+            assert decision.allowed
+            clock.advance(decision.retry_after)
+            waits.append(decision.retry_after)
+        clock.advance(0.5)  # to repay the last
+        return waits
+
     cold = [0.0, 1.375, 1.125, 0.875, 0.625, 0.5, 0.5, 0.5]
-    assert paced(frozen, clock, wanted, 8) == cold
-    clock.advance(0.5)  # to repay the last
-    clock.advance(4.0)  # it is cold again
-    assert paced(frozen, clock, wanted, 8) == cold
-    clock.advance(0.5)
+    assert paced() == cold
+    clock.advance(4.0)
+    assert paced() == cold
     clock.advance(2.0)  # not cold yet: it stands at the threshold
-    assert paced(frozen, clock, wanted, 8) == [0.0, *[0.5] * 7]
-
-
-# -- Slots of waiting requests -----------------------------------------------------------------------------------------
-
-
-LINES = {
-    "clock": (limit("2/10s", "fixed_window"), [10, 10, 20, 20, 30], 30),
-    "first": (limit("2/10s", "fixed_window", align="first"), [10, 10, 20, 20, 30], 30),
-    "log": (limit("2/10s", "sliding_log"), [10, 10, 20, 20, 30], 30),
-    "stepped": (limit("2/10s", refill="interval", burst=2), [10, 10, 20, 20, 30], 30),
-    "leaky": (limit("2/10s", "leaky_bucket"), [10, 15, 20, 25, 30], 35),
-}
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_waiting_requests_get_slots_in_order(frozen: Limiter, clock: Clock, name: str) -> None:
-    wanted, slots, end = LINES[name]
-    demands = [LimitRequest(wanted, "api")]
-
-    def asks(at: float, id: str = "") -> tuple[bool, float]:
-        clock.set(START + us(at))
-        decision = frozen._asker.ask(demands, id=id, claim=1e6)
-        return decision.allowed, decision.retry_after
-
-    assert asks(0) == (YES, 0.0)
-    assert asks(5 if name == "leaky" else 0) == (YES, 0.0)
-    assert [asks(5, id) for id in "abcde"] == [(NO, slot - 5) for slot in slots]
-    assert asks(6, "d") == (NO, slots[3] - 6), "it comes early: its slot stands"
-    assert asks(slots[0]) == (NO, end - slots[0]), "there is a permit, and it is for waiting requests"
-    frozen._asker.forget(demands, id="e")
-    assert [asks(slot, id) for slot, id in zip(slots, "abcd", strict=False)] == [(YES, 0.0)] * 4
-    assert asks(slots[3]) == (NO, slots[4] - slots[3]), "no request is left in line"
-
-
-def queue(capacity: int | None) -> list[LimitRequest]:
-    return [LimitRequest(limit("1/s", "leaky_bucket", capacity=capacity), "api")]
-
-
-def ask(frozen: Limiter, demands: list[LimitRequest], id: str = "", horizon: float = 0.0) -> tuple[bool, float, bool]:
-    decision: Decision = frozen._asker.ask(demands, id=id, claim=1e6, horizon=horizon)
-    return decision.allowed, decision.retry_after, decision.queue_full
+    assert paced() == [0.0, *[0.5] * 7]
 
 
 def test_full_leaky_queue_refuses_and_says_when_it_has_room(frozen: Limiter, clock: Clock) -> None:
-    two = queue(2)
-    assert ask(frozen, two, "a") == (YES, 0.0, False)
-    assert ask(frozen, two, "b") == (NO, 1.0, False)
-    assert ask(frozen, two, "c") == (NO, 2.0, False)
-    assert ask(frozen, two, "d") == (NO, 1.0, True), "at 1.0 b leaves the queue"
-    assert ask(frozen, two, "d", horizon=60.0) == (NO, 1.0, True), "nor may it take a permit behind the queue"
-    assert ask(frozen, two, "c") == (NO, 2.0, False), "c is in the queue"
+    two = [LimitRequest(limit("1/s", "leaky_bucket", capacity=2), "api")]
+
+    def ask(id: str, horizon: float = 0.0) -> tuple[bool, float, bool]:
+        decision = frozen._asker.ask(two, id=id, claim=1e6, horizon=horizon)
+        return decision.allowed, decision.retry_after, decision.queue_full
+
+    assert ask("a") == (YES, 0.0, False)
+    assert ask("b") == (NO, 1.0, False)
+    assert ask("c") == (NO, 2.0, False)
+    assert ask("d") == (NO, 1.0, True), "at 1.0 b leaves the queue"
+    assert ask("d", horizon=60.0) == (NO, 1.0, True), "nor may it take a permit behind the queue"
+    assert ask("c") == (NO, 2.0, False), "c is in the queue"
     clock.advance(0.999999)
-    assert ask(frozen, two, "d") == (NO, 0.000001, True)
+    assert ask("d") == (NO, 0.000001, True)
     clock.advance(0.000001)
-    assert ask(frozen, two, "b") == (YES, 0.0, False)
-    assert ask(frozen, two, "d") == (NO, 2.0, False)
-    assert ask(frozen, two, "e") == (NO, 1.0, True)
+    assert ask("b") == (YES, 0.0, False)
+    assert ask("d") == (NO, 2.0, False)
+    assert ask("e") == (NO, 1.0, True)
 
-
-def test_leaky_capacity_0_queues_nothing_and_none_is_unbounded(frozen: Limiter) -> None:
-    assert ask(frozen, queue(0)) == (YES, 0.0, False)
-    assert ask(frozen, queue(0), "a") == (NO, 1.0, True)
-    assert ask(frozen, queue(0), "a", horizon=60.0) == (NO, 1.0, True)
-    assert [ask(frozen, queue(None), str(i))[1:] for i in range(100)] == [(i + 1.0, False) for i in range(100)]
-
-
-# -- Reserve, cancel, settle -------------------------------------------------------------------------------------------
 
 EVERY = {
     "token bucket": limit("1/s"),
@@ -315,19 +219,6 @@ def test_reservation_is_idempotent_and_cancelled_once(frozen: Limiter, clock: Cl
     assert frozen.cancel(wanted, id="r"), "a new one of that name"
 
 
-@pytest.mark.parametrize("name", GIVES_BACK)
-def test_call_is_settled_once(frozen: Limiter, clock: Clock, name: str) -> None:
-    wanted = [LimitRequest(EVERY[name], "api")]
-    decision = frozen.acquire(EVERY[name])
-    assert frozen.peek(EVERY[name]).retry_after >= 1.0
-    assert settle_demands(frozen, wanted, [0], id=decision.id, granted_at=decision._granted_at)
-    waits = us(frozen.peek(EVERY[name]).retry_after)
-    assert waits <= 1, "what the first permit cost more than others, under warm-up, is not given back"
-    for actual in (0, 5):
-        assert not settle_demands(frozen, wanted, [actual], id=decision.id, granted_at=decision._granted_at)
-        assert us(frozen.peek(EVERY[name]).retry_after) == waits, "whatever is said later does not count"
-
-
 def test_reservation_is_known_for_an_hour_after_its_time(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
     wanted = limit("1/s")
     frozen.acquire(wanted)
@@ -340,18 +231,6 @@ def test_reservation_is_known_for_an_hour_after_its_time(frozen: Limiter, clock:
     assert frozen.reserve(wanted, id="third", horizon=10.0).allowed
     assert not frozen.cancel(wanted, id="r")
     assert all(store.pttl(key) > 0 for key in store.scan_iter("ratelimit:*"))
-
-
-def test_cancel_and_settle_correct_every_limit(frozen: Limiter) -> None:
-    every = [limit("1/s", name="a"), limit("2/s", "sliding_log", name="b"), limit("3/s", "fixed_window", name="c")]
-    assert frozen.reserve(every, id="r", horizon=0.0).allowed
-    assert not frozen.reserve(every, id="s", horizon=0.5).allowed
-    assert [state.remaining for state in frozen.peek(every).states] == [0, 1, 2]
-    assert frozen.cancel(every, id="r")
-    assert [state.remaining for state in frozen.peek(every).states] == [1, 2, 3]
-    decision = frozen.acquire(every)
-    assert frozen.settle(decision, 0)
-    assert [state.remaining for state in frozen.peek(every).states] == [1, 2, 3]
 
 
 def test_settled_reservation_cannot_be_cancelled(frozen: Limiter) -> None:
@@ -378,20 +257,6 @@ def test_settle_gives_back_nothing_behind_a_later_reservation(frozen: Limiter, c
         frozen.cancel(wanted, id="c")
 
 
-def test_settle_does_not_overfill_a_bucket_behind_a_joint_permit(frozen: Limiter, clock: Clock) -> None:
-    five, slow = limit("1/s", burst=5), limit("1/10s", name="slow")
-    frozen.acquire(slow)
-    a = frozen.acquire(five)
-    assert (
-        frozen._asker.ask([LimitRequest(five, "api", "", 3), LimitRequest(slow, "slow")], horizon=60.0).retry_after
-        == 10.0
-    )
-    frozen.settle(a, 0)
-    clock.advance(10.0)
-    assert not frozen.acquire(five, cost=3).allowed, "three go at 10 s already: six would be one too many"
-    assert frozen.acquire(five, cost=2).allowed
-
-
 def test_settle_does_not_overfill_a_bucket_that_was_full_at_the_joint_time(frozen: Limiter, clock: Clock) -> None:
     five, slow = limit("1/s", burst=5), limit("1/3s", name="slow")
     frozen.acquire(slow)
@@ -404,18 +269,6 @@ def test_settle_does_not_overfill_a_bucket_that_was_full_at_the_joint_time(froze
     assert frozen.acquire(five, cost=4).allowed
 
 
-def test_cancel_gives_nothing_back_behind_a_later_joint_permit(frozen: Limiter, clock: Clock) -> None:
-    five, ten, twelve = limit("1/s", burst=5), limit("1/10s", name="ten"), limit("1/12s", name="twelve")
-    frozen.acquire([ten, twelve])
-    assert frozen.reserve([five, ten], id="r", horizon=60.0).retry_after == 10.0
-    three = [LimitRequest(five, "api", "", 3), LimitRequest(twelve, "twelve")]
-    assert frozen._asker.ask(three, horizon=60.0).retry_after == 12.0
-    frozen.cancel([five, ten], id="r")
-    clock.advance(12.001)
-    assert not frozen.acquire(five, cost=3).allowed, "three went a millisecond ago"
-    assert frozen.acquire(five, cost=2).allowed
-
-
 def test_two_settles_do_not_overfill_a_bucket(frozen: Limiter, clock: Clock) -> None:
     ten = limit("1/s", burst=10)
     first, second = (frozen.acquire(ten, cost=5) for _ in range(2))
@@ -425,41 +278,6 @@ def test_two_settles_do_not_overfill_a_bucket(frozen: Limiter, clock: Clock) -> 
         frozen.settle(each, 0)
     assert not frozen.acquire(ten, cost=10).allowed, "one was taken at this instant"
 
-
-def test_settle_counts_an_overdraft_as_use(frozen: Limiter, clock: Clock) -> None:
-    ten = limit("1/s", burst=10)
-    one, other = (frozen.acquire(ten, cost=3) for _ in range(2))
-    clock.advance(5.0)
-    frozen.settle(other, 12)
-    frozen.settle(one, 0)
-    assert not frozen.acquire(ten, cost=2).allowed, "nine more were used at this instant"
-
-
-def test_window_opens_with_a_use_that_is_not_cancelled(frozen: Limiter, clock: Clock) -> None:
-    wanted, slow = limit("1/10s", "fixed_window", align="first"), limit("1/9s", name="slow")
-    assert frozen.reserve(wanted, id="r", horizon=0.0).allowed
-    assert frozen.cancel(wanted, id="r")
-    clock.advance(9.0)
-    assert answer(frozen.acquire(wanted)) == (YES, 0)
-    assert answer(frozen.acquire(wanted)) == (NO, 10 * SECOND), "from now on, not from the use that was given back"
-    frozen.reset(wanted)
-    frozen.acquire(slow)
-    assert frozen._asker.ask([LimitRequest(wanted, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 9.0
-    assert answer(frozen.acquire(wanted)) == (NO, 19 * SECOND), "from the time that it is used at"
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_cancelled_joint_reservation_keeps_earlier_use(frozen: Limiter, clock: Clock, name: str) -> None:
-    wanted, slow = EVERY[name], limit("1/10s", name="slow")
-    assert frozen.acquire([wanted, slow]).allowed
-    assert frozen.reserve([wanted, slow], id="r", horizon=60.0).retry_after == 10.0
-    assert frozen.cancel([wanted, slow], id="r")
-    for _ in range(3):
-        assert not frozen.acquire(wanted).allowed
-        clock.advance(0.002)
-
-
-# -- Known bugs of other limiters --------------------------------------------------------------------------------------
 
 SHORT = {
     "clock": limit("1/0.00001s", "fixed_window"),
@@ -514,14 +332,6 @@ def test_keys_expire_a_second_after_the_last_slot(frozen: Limiter, clock: Clock,
     key = next(iter(store.scan_iter("ratelimit:*")))
     size = store.memory_usage(key)
     assert size is None or size < 500, "a log drops what has left"
-
-
-def test_impossible_cost_raises(frozen: Limiter) -> None:
-    for wanted in EVERY.values():
-        with pytest.raises(ImpossibleRequest):
-            frozen.acquire(wanted, cost=2)
-        with pytest.raises(ImpossibleRequest):
-            frozen.reserve(wanted, id="r", horizon=1e6, cost=2)
 
 
 def test_log_written_twice_in_one_decision_keeps_its_entries(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:

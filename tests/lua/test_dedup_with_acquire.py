@@ -1,136 +1,59 @@
-"""Copies of returned tasks are reported in the call that acquires their permits, as if each were reported alone."""
+"""Copies of returned tasks are reported in the call that acquires their permits: a worker's part.
+
+The script: test_batched_park.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
-from hypothesis import given
-from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.deduplicator import Deduplicator
 from celery_ratelimit.backlog.tuning import REPORT_DELAY
-from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.deduplication import Deduplication, acquire_along
 from tests.conftest import Clock
-from tests.examples import examples
 from tests.parks import packed
 
 from .backlog_steps import API, BUCKET, let_out
-from .frozen import FROZEN_STORE, demand
-from .test_batched_park import NOW, contents, messages
-
-API_OF = demand("10/s", name="api")
-IDS = ["a", "b", "c", "d", "e"]
-
-steps = st.lists(
-    st.tuples(
-        st.lists(messages, max_size=3),  # parked
-        st.booleans(),  # let out
-        st.dictionaries(st.sampled_from(IDS), st.integers(0, 3), min_size=1),  # come
-        st.lists(st.tuples(st.sampled_from(IDS), st.integers(0, 3)), min_size=1, max_size=4, unique=True),  # ask
-        st.sampled_from([0, 1, 150_000, 3_000_000, 12_000_000]),
-        st.sampled_from([0.0, 0.1, 0.25]),
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-@pytest.fixture(scope="module")
-def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Limiter, Backlog]]]]:
-    """Two stores that know nothing of one another."""
-    store: Any = redis.Redis.from_url(server.url, decode_responses=True)
-    clients = [redis.Redis.from_url(server.url) for _ in range(2)]
-    limiters = [
-        Limiter(client, prefix=f"p{number}", replace_includes={"now": FROZEN_STORE})
-        for number, client in enumerate(clients)
-    ]
-    yield store, [(limiter, Backlog(limiter, "fleet", 3600)) for limiter in limiters]
-    for client in (store, *clients):
-        client.close()
-
-
-@pytest.mark.slow
-@given(steps=steps)
-@examples(200)
-def test_combined_script_answers_like_two_scripts(
-    fleets: tuple[redis.Redis, list[tuple[Limiter, Backlog]]], steps: list[Any]
-) -> None:
-    store, ((limiter, along), (other, apart)) = fleets
-    store.flushall()
-    now, bucket = NOW, ("api", "")
-    for parked, lets_out, come, asking, pause, horizon in steps:
-        now += pause
-        store.set("test:clock", now)
-        for each in (along, apart):
-            if parked:
-                each.park({bucket: parked})
-            if lets_out:
-                each.take_due([API_OF])
-        told = along.copies.along({bucket: come}, asking)
-        ids = [id for id, _ in asking]
-        decisions, may = acquire_along(limiter._asker, [API_OF], ids, told, horizon=horizon, claim=1.0)
-        barred = {id for _, id in apart.copies.arrive_all({bucket: come})}
-        assert [id for id, runs in zip(come, may, strict=True) if not runs] == [id for id in come if id in barred]
-        expected: list[Any] = []
-        for id, copy in asking:
-            if come.get(id) == copy and id in barred:
-                expected.append(None)
-                continue
-            expected.append(other._asker.ask([API_OF], id=id, horizon=horizon, claim=1.0))
-            if not expected[-1].allowed and expected[-1].retry_after > 1.0:
-                break
-        assert decisions == expected
-        for each in (limiter, other):
-            each._asker.ask([API_OF], horizon=-1e6)  # expired keys go with the next call
-        assert contents(store, "p0", now) == contents(store, "p1", now)
-
-
-# -- A worker's part ---------------------------------------------------------------------------------------------------
-
-
-class Timers:
-    """What is to be called, and after how many seconds."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, Any]] = []
-
-    def call_after(self, seconds: float, call: Any) -> Any:
-        entry = (seconds, call)
-        self.calls.append(entry)
-        return lambda: self.calls.remove(entry)
-
-
-def returned(id: str, copy: int) -> Any:
-    marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "", "id": id, "lot": list(BUCKET)}
-    headers = {RETURN_HEADER: {**marker, "copy": copy, "since": 0}}
-    return SimpleNamespace(headers=headers, properties={})
+from .frozen import demand
 
 
 def held(id: str, copy: int) -> Any:
-    request = SimpleNamespace(message=returned(id, copy), delivery_info={})
+    """A request of a copy that came back."""
+    marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "", "id": id, "lot": list(BUCKET)}
+    headers = {RETURN_HEADER: {**marker, "copy": copy, "since": 0}}
+    message = SimpleNamespace(headers=headers, properties={})
+    request = SimpleNamespace(message=message, delivery_info={})
     return SimpleNamespace(request=request, id=id, demands=(API,), shadow=())
+
+
+class Timers(list[tuple[float, Any]]):
+    """What is to be called, and after how many seconds."""
+
+    def call_after(self, seconds: float, call: Any) -> Any:
+        entry = (seconds, call)
+        self.append(entry)
+        return lambda: self.remove(entry)
+
+
+class NoOutage:
+    def __bool__(self) -> bool:
+        return False
+
+    def ask(self, question: Any, otherwise: Any) -> Any:
+        return question()
 
 
 @pytest.fixture
 def arrivals(parking: Backlog, clock: Clock) -> Deduplicator:
-    class Outage:
-        def __bool__(self) -> bool:
-            return False
-
-        def ask(self, question: Any, otherwise: Any) -> Any:
-            return question()
-
     worker: Any = SimpleNamespace(timers=Timers())
-    outage: Any = Outage()
+    outage: Any = NoOutage()
     return Deduplicator(worker, parking, outage)
 
 
@@ -139,6 +62,16 @@ def come(arrivals: Deduplicator, *pairs: tuple[str, int]) -> list[Any]:
     for each in requests:
         arrivals.on_message(each.request.message)
     return requests
+
+
+def acquire(arrivals: Deduplicator, frozen: Limiter, requests: list[Any]) -> tuple[list[Any], list[bool]]:
+    """The decisions, and which of the copies that were told along may run."""
+    with arrivals.told_along(requests) as told:
+        assert told is not None
+        ids = [each.id for each in requests]
+        decisions, told.may = acquire_along(frozen._asker, (API,), ids, told.along, horizon=0.0, claim=0.0)
+        told.answered = len(decisions)
+    return decisions, told.may
 
 
 def test_first_acquire_reports_all_arrivals_of_the_backlog(
@@ -171,11 +104,7 @@ def test_one_of_two_copies_in_one_worker_may_run(
     both = come(arrivals, ("a", 1), ("a", 2))
     first, second = both[asks_first], both[1 - asks_first]
     if along and arrivals.asks_along(first):
-        with arrivals.told_along([first]) as told:
-            assert told is not None
-            _, told.may = acquire_along(frozen._asker, (API,), ["a"], told.along, horizon=0.0, claim=0.0)
-            told.answered = 1
-        may = [told.may[0]]
+        may = acquire(arrivals, frozen, [first])[1][:1]
     else:
         may = [arrivals.may_run(first)]
     assert not arrivals.asks_along(second)
@@ -251,10 +180,7 @@ def test_copy_behind_a_refusal_learns_its_result_later(
 ) -> None:
     parking.park({BUCKET: [packed("c", 1, "{}", 2)]})
     several = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
-    with arrivals.told_along(several) as told:
-        assert told is not None
-        decisions, told.may = acquire_along(frozen._asker, (API,), ["a", "b", "c"], told.along, horizon=0.0, claim=0.0)
-        told.answered = len(decisions)
+    decisions, _ = acquire(arrivals, frozen, several)
     assert [decision is not None and decision.allowed for decision in decisions] == [True, False]
     assert not arrivals.may_run(several[2])
 
@@ -285,9 +211,9 @@ def test_copy_that_does_not_acquire_is_reported_after_a_delay(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    timers = arrivals._worker.timers
+    timers: Any = arrivals._worker.timers
     (only,) = come(arrivals, ("a", 1))
-    ((seconds, tell),) = timers.calls
+    ((seconds, tell),) = timers
     assert seconds == REPORT_DELAY
     now[0] += REPORT_DELAY
     tell()

@@ -14,9 +14,11 @@ from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.keys import escape
 from tests.conftest import Clock
-from tests.parks import answer, packed
+from tests.parks import packed
 
-BUCKET = ("api", "")
+from .backlog_steps import BUCKET, let_out
+from .backlog_steps import park_all as park
+
 SHARES, TURNS = "ratelimit:v1:{api}::shares@fleet", "ratelimit:v1:{api}::turns@fleet"
 
 
@@ -44,20 +46,11 @@ def to_park(
     return packed(id, cost, message, copy, since, expires=expires, order=order, share=share, weight=weight)
 
 
-def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
-    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
-
-
 def leave(
     parking: Backlog, asked: LimitRequest = FAIR, absent: Collection[str] = (), horizon: float = 1.0
 ) -> list[Parked]:
     """All tasks that leave, in order."""
-    left: list[Parked] = []
-    again: float | None = 0.0
-    while again == 0.0:
-        (looked,) = parking.take_due([asked], absent=absent, horizon=horizon)
-        left, again = [*left, *looked.leaving], looked.again
-    return left
+    return let_out(parking, asked, absent, horizon)
 
 
 def ids(parked: Sequence[Parked]) -> list[str]:
@@ -103,17 +96,6 @@ def test_task_in_flight_at_an_older_worker_does_not_leave_twice(parking: Backlog
     assert ids(looked.leaving) == ["a0", "b0"]
     assert ids(leave(parking, limit("100/s", burst=6), horizon=1)) == ["a1", "b1", "a2", "b2"]
     assert store.zcard(SHARES) == 0
-
-
-def test_new_share_starts_at_the_present(parking: Backlog, clock: Clock) -> None:
-    park(parking, *[to_park("a", f"a{number}") for number in range(3000)])
-    for _ in range(5):
-        leave(parking)
-        clock.advance(0.2)
-    park(parking, *[to_park("b", f"b{number}") for number in range(100)])
-    clock.advance(0.2)
-    left = ids(leave(parking))
-    assert abs(sum(id[0] == "b" for id in left[:100]) - 50) <= 1
 
 
 def test_park_returns_the_cost_ahead_by_shares(parking: Backlog) -> None:

@@ -116,16 +116,13 @@ class Both:
             assert kept[0] == kept[1], f"step {number}: {act}"
 
     def answer(self, limiter: Limiter, act: Act) -> Any:
-        try:
-            return self.do(limiter, act)
-        except ImpossibleRequest as error:
-            return str(error)
-
-    def do(self, limiter: Limiter, act: Act) -> Any:
         asker, name = limiter._asker, act.demands[0].name
         places, granted = leased(act.demands), self.granted.get(act.id)
         if act.verb == "acquire":
-            return asker.ask(act.demands, id=act.id, horizon=act.horizon, claim=act.claim)
+            try:
+                return asker.ask(act.demands, id=act.id, horizon=act.horizon, claim=act.claim)
+            except ImpossibleRequest as error:
+                return str(error)
         if act.verb == "release":
             at = granted._granted_at if granted else self.now
             return asker.release([LeasesToRelease(act.id, places, at)])
@@ -164,13 +161,8 @@ def both(server: EmbeddedServer) -> Iterator[Both]:
     both.close()
 
 
-@given(trace=traces(back=False))
+@pytest.mark.parametrize("back", [False, True], ids=["", "the clock steps back"])
+@given(data=st.data())
 @examples(80)
-def test_fast_path_answers_and_writes_the_same(both: Both, trace: list[Act]) -> None:
-    both.follow(trace)
-
-
-@given(trace=traces(back=True))
-@examples(50)
-def test_fast_path_matches_when_the_clock_steps_back(both: Both, trace: list[Act]) -> None:
-    both.follow(trace)
+def test_fast_path_answers_and_writes_the_same(both: Both, back: bool, data: st.DataObject) -> None:
+    both.follow(data.draw(traces(back=back)))
