@@ -137,6 +137,16 @@ def test_lost_reply_begins_an_outage(monkeypatch: pytest.MonkeyPatch, choice: st
     bench.check_empty()
 
 
+def test_lost_store_leaves_each_worker_its_share_of_the_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, "local", processes=4, seconds_away=THREAD_LATENCY)
+    bench.begin(StoreUnavailable("no answer"))
+    requests = come(bench, 3, "wait", "p1")
+    assert (ends(requests), bench.workers) == (["started", "", ""], 2)
+    bench.finish()
+    bench.run(1.0)
+    assert ends(requests) == ["started", "started", ""]
+
+
 def test_limit_changed_during_a_call_is_acquired_again(bench: Bench) -> None:
     bench.decides_at_submit, bench.tats["r1"] = True, bench.now + 1000
     requests = come(bench, 1, "wait", "r1")
