@@ -42,7 +42,7 @@ MAX_KNOWN_BUCKETS = 10_000
 #: Seconds after which acknowledged, published and arrived messages are reported, if no other call has reported them.
 #: Far less than :data:`PUBLISH_TIMEOUT`, or returned tasks would be published once more.
 REPORT_DELAY = 2.0
-#: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 s (ADR 19).
+#: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 s.
 REDELIVERY_LATE = 300.0
 
 #: Share of the store's ``maxmemory`` from which on no task is parked. The rest is for the returns of parked tasks, for
