@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
+from benchmarks.conformance import RESULT
+from benchmarks.conformance import page as page_of_figures
 from celery_ratelimit import RateLimitedTask
 from celery_ratelimit.testing import EmbeddedServer, clear_memory
 
@@ -65,3 +68,8 @@ def test_every_python_block_runs(
     finally:
         _state._set_current_app(current)
     assert len(ran) == here.read_text().count("```python")
+
+
+def test_page_of_figures_shows_the_latest_result() -> None:
+    """Else: ``python -m benchmarks.conformance > docs/conformance.md``."""
+    assert (ROOT / "docs" / "conformance.md").read_text() == page_of_figures(json.loads(RESULT.read_text()))
