@@ -1,4 +1,4 @@
-"""The site, built by ``make docs``: these pages, the README, CONTRIBUTING, the scripts' README and the docstrings."""
+"""The site, built by ``make docs``: these pages, the README, CONTRIBUTING, two folders' READMEs and the docstrings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ OUTSIDE = {
     "index": "README.md",
     "contributing": "CONTRIBUTING.md",
     "scripts": "lua/README.md",
+    "tests": "tests/README.md",
     "changelog": "CHANGELOG.md",
 }
 #: Links, as they stand in files that are read on their own, and on the site.

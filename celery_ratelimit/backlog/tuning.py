@@ -29,20 +29,20 @@ MAX_FAILURES = 1000
 # -- Parking -----------------------------------------------------------------------------------------------------------
 
 #: A new request is parked without acquiring if the last assigned slot is more seconds ahead than this. Without this
-#: rule and one other, a worker with a store 20 ms away used 0.42 of its limit in the place of 0.85 (ADR 32).
+#: rule and one other, a worker with a store 20 ms away used 0.42 of its limit in the place of 0.85 (ADR 35).
 CLOSED_AHEAD = 0.1
 #: Least seconds from the first park in an empty bucket to its poll. After 10 ms two or three tasks return together,
 #: after 50 ms a dozen (ADR 6).
 FIRST_POLL_DELAY = 0.05
 #: Share of the time until the next slot after which an empty bucket is polled: 1.88 store operations a permit without
-#: the later poll, 1.72 with it (ADR 33).
+#: the later poll, 1.72 with it (ADR 24).
 FIRST_POLL_SHARE = 0.75
 #: Buckets that one worker remembers as occupied. Requests of other buckets acquire first.
 MAX_KNOWN_BUCKETS = 10_000
 #: Seconds after which acknowledged, published and arrived messages are reported, if no other call has reported them.
 #: Far less than :data:`PUBLISH_TIMEOUT`, or returned tasks would be published once more.
 REPORT_DELAY = 2.0
-#: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 s (ADR 19).
+#: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 s.
 REDELIVERY_LATE = 300.0
 
 #: Share of the store's ``maxmemory`` from which on no task is parked. The rest is for the returns of parked tasks, for
@@ -87,7 +87,7 @@ LIMIT_KNOWN = 365 * 86_400.0
 #: Seconds for which an empty limit or return queue stays known after the grace: a task on its way may still arrive.
 EMPTY_KNOWN = 3600.0
 #: Workers above which each reports its counts less often than once a second, and the most seconds between two of these
-#: reports: 0.05 operations a permit for 1,000 workers (ADR 33).
+#: reports: 0.05 operations a permit for 1,000 workers (ADR 24).
 MANY_WORKERS, MAX_COUNTS_INTERVAL = 100, 2.0
 #: Least seconds between two reviews of what has no worker, and between two comparisons of a fleet's keys.
 REVIEW_INTERVAL = 10.0

@@ -81,8 +81,8 @@ def test_settings_page_lists_each_setting() -> None:
     assert [name for name in DEFAULTS if f"| `{name}` |" not in page] == []
 
 
-def test_monitoring_page_lists_each_metric() -> None:
-    page = (ROOT / "docs/monitoring.md").read_text()
+def test_metrics_page_lists_each_metric() -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
     metrics = [line.removeprefix("metric ") for line in public_api() if line.startswith("metric ")]
     assert [name for name in metrics if f"`{name}`" not in page and f"`{name}_total`" not in page] == []
 
