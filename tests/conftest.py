@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,11 +38,25 @@ PATIENT = "?socket_timeout=10&socket_connect_timeout=10"
 START = 1_767_225_600_000_000
 
 
+def leave_rows_to_test_all(items: list[pytest.Item]) -> None:
+    """Mark as ``slow`` all rows of a table but as many as its mark ``rows`` says: the same ones in each run."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("rows"):
+            tables.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for name, rows in tables.items():
+        (kept,) = rows[0].get_closest_marker("rows").args  # type: ignore[union-attr]
+        for item in Random(name).sample(rows, max(0, len(rows) - kept)):
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put a file of ``tests/fleet``, which waits for most of its time, between two others, which compute.
 
     ``make test`` gives the files to its processes in this order.
     """
+    leave_rows_to_test_all(items)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)

@@ -63,7 +63,7 @@ def test_running_tasks_never_exceed_the_limit_and_waiting_ones_take_few_scripts(
         notes = sorted(fleet.starts())
         assert sorted(note.index for note in notes if note.index >= 0) == list(range(60))
         assert most_held([(note.at, 1 if note.index >= 0 else -1) for note in notes]) == PLACES
-        assert verbs["release_and_acquire"] > 20
+        assert verbs["release_and_acquire"] > 0
         if pool == "prefork":
             assert sum(count for verb, count in verbs.items() if verb) <= 60 * 2.5, verbs
         until(lambda: not store.zcount("ratelimit:v1:{places}::leases", 1, "+inf"), 5, "the return of every place")

@@ -106,9 +106,9 @@ def test_return_queue_is_made_when_a_task_needs_it(new_fleet: NewFleet, sqs: SQS
 
 
 def test_visibility_timeout(new_fleet: NewFleet, sqs: SQS) -> None:
-    """The queue's own counts: of 5 s a message is held for 2, then sent back; to SQS that is no duplicate of it."""
+    """The queue's own counts: of 15 s a message is held for 6, then sent back; to SQS that is no duplicate of it."""
     for queue in ("jobs", "jobs.fifo"):
-        sqs.make(queue, visibility=5)
+        sqs.make(queue, visibility=15)
     with fleet_on(new_fleet, sqs, rate="1/3s") as fleet:
         for index in range(4):
             fleet.send("wait", index, queue="jobs")

@@ -24,7 +24,8 @@ def test_store_uses_tls_options_of_the_broker(new_fleet: NewFleet, tls_server: t
     port, certificate = tls_server
     tls = {"ssl_cert_reqs": "required", "ssl_ca_certs": str(certificate)}
     broker = f"{scheme}://127.0.0.1:{port}/0"
-    with new_fleet(rate="20/s", broker=broker, broker_use_ssl=tls) as fleet:
+    patient = {"socket_timeout": 10.0}
+    with new_fleet(rate="20/s", broker=broker, broker_use_ssl=tls, ratelimit_store_options=patient) as fleet:
         fleet.send_each("retry", range(40))
         fleet.start(number=2)
         fleet.wait_for_each(range(40), 20)

@@ -74,6 +74,7 @@ def test_new_algorithm_starts_empty_and_is_full_after_a_period(
     assert frozen.peek(wanted).remaining == TEN[after].size
 
 
+@pytest.mark.rows(10)
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_alternating_algorithms_of_a_rolling_deploy_keep_the_rate(
     frozen: Limiter, clock: Clock, before: str, after: str

@@ -124,6 +124,7 @@ def run_backlog(
     return starts, calls / number
 
 
+@pytest.mark.rows(8)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", BACKLOGS)
 def test_laws_2_and_3_backlog_uses_the_rate_and_asks_about_once(world: MixedWorld, name: str, late: bool) -> None:

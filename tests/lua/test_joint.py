@@ -63,6 +63,7 @@ def test_without_a_burst_two_limits_leave_less(frozen: Limiter, clock: Clock) ->
     assert 0.79 <= used(groups, "stripe") <= 0.89
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("horizon", [0.1, 1.0])
 def test_requests_of_both_limits_are_served_among_many_of_one(
@@ -78,6 +79,7 @@ def test_requests_of_both_limits_are_served_among_many_of_one(
     assert longest(groups) <= us(1.0)
 
 
+@pytest.mark.rows(6)
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_waiting_request_is_served_within_a_bound(frozen: Limiter, clock: Clock, seed: int, late: int) -> None:
@@ -99,6 +101,7 @@ def test_every_waiting_request_is_served_within_a_bound(frozen: Limiter, clock: 
     assert not unserved
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("seed", range(6))
 def test_tightest_limit_is_used_in_every_mixture(frozen: Limiter, clock: Clock, seed: int, late: int) -> None:

@@ -150,6 +150,7 @@ MIXTURES = [
 ]
 
 
+@pytest.mark.rows(8)
 @pytest.mark.parametrize("late", [0, 15_000])
 @WAYS
 @pytest.mark.parametrize("limits", MIXTURES, ids=names)
@@ -170,6 +171,7 @@ def test_concurrency_beside_a_faster_rate_is_used(frozen: Limiter, clock: Clock,
     assert tasks.rate() >= 0.97 * 40
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("late", [0, 15_000])
 @WAYS
 @pytest.mark.parametrize("common", [PLACES, LARGE], ids=lambda limit: limit.name)
@@ -183,6 +185,7 @@ def test_tasks_waiting_for_a_slower_rate_delay_no_others(
     assert fast.rate() >= 0.97 * 50
 
 
+@pytest.mark.rows(2)
 @WAYS
 @pytest.mark.parametrize("others", [[LOG], [PLACES], [LOG, PLACES]], ids=names)
 def test_very_late_tasks_delay_few_others(

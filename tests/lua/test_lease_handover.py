@@ -267,6 +267,7 @@ def test_unused_release_wakes_the_backlog(workers: Workers) -> None:
     assert workers.store.zcard(touched) == 1
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_workers_never_exceed_the_limit_or_leave_a_permit_idle(workers: Workers, seed: int) -> None:
     """Three workers and three permits; one worker is killed on the way. A notified line asks later."""

@@ -66,6 +66,7 @@ def lose(store: redis.Redis, asked: LimitRequest) -> Lose:
     return lose
 
 
+@pytest.mark.rows(60)
 @pytest.mark.parametrize("kinds", LOST, ids="+".join)
 def test_tasks_with_a_payload_run_after_lost_keys(
     parking: Backlog, store: redis.Redis, clock: Clock, asked: LimitRequest, lose: Lose, kinds: tuple[str, ...]

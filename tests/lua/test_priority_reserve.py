@@ -150,6 +150,7 @@ def test_call_leaves_the_reserve_to_higher_priorities(calls: Calls, priority: in
     calls.assert_law_1()
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("priority", [0, 3, 9])
 def test_single_priority_uses_the_whole_rate(calls: Calls, clock: Clock, priority: int) -> None:
     """Over a long run, asking when it was told to."""

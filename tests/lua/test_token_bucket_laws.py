@@ -29,6 +29,7 @@ def test_law_1_holds_when_the_clock_steps_back(world: MixedWorld, trace: list[Ac
         check_every_window(play.taken(limit.name), limit)
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     ("rate", "burst", "seconds"),
     [

@@ -298,7 +298,7 @@ def test_narrow_terminal_shows_the_main_columns(server: EmbeddedServer, store: r
     assert heads[0] == "LIMIT"
     assert heads[-1] == "STATE", said
     (row,) = [line for line in said.splitlines() if line.startswith("stripe")]
-    assert row.split()[-1] == "backlogged", said
+    assert "backlogged" in row, said
     assert all(len(line) <= columns for line in said.splitlines()), said
     if columns == 200:
         assert "OLDEST" in heads
