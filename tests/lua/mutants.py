@@ -44,7 +44,7 @@ CHANGES = (
     (r"(?<![\w.\[%'])1(?![\w.'])", "2"),
 )
 #: Seconds after which a run of the tests counts as failed: the change has made a loop endless.
-LONGEST = 300
+LONGEST = 900
 
 
 class Mutant(NamedTuple):
