@@ -66,8 +66,8 @@ def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False)
 
     The headroom makes the window longer; with ``keep_period`` it makes the count smaller.
     """
-    count, period = _read_rate(text) if isinstance(text, str) else (Fraction(0), Fraction(0))
     parse_rate(text)  # raises other errors in the text
+    count, period = _read_rate(text)
     if count.denominator != 1 or period.denominator != 1:
         raise ConfigurationError(
             f"the rate {shown(text)} is not a whole number in a whole window: write it as such, '1/2s' rather than "
