@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_ratelimit import Adaptive, Concurrency, ConfigurationError, Decision, Limit
+from celery_ratelimit import Adaptive, Breaker, Concurrency, ConfigurationError, Decision, Limit
 from celery_ratelimit.limiter.argument_checks import actual_costs
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.decision import LimitState
+from celery_ratelimit.limits.decision import GrantedAt, LimitState
 from celery_ratelimit.limits.limit import ALGORITHMS
 from celery_ratelimit.limits.rate import parse_rate
 
@@ -128,6 +128,7 @@ def test_any_text_is_a_rate_or_a_configuration_error(text: str) -> None:
         (Limit("100/s", headroom=0.03, algorithm="fixed_window"), ("fixed_window", 97, 1_000_000, 97, 1, 0)),
         (Limit("97/s", headroom=0.03, algorithm="sliding_log"), ("sliding_log", 97, 1_030_928, 97, 1, 0)),
         (Limit("1/s", headroom=0.5, algorithm="fixed_window", align="first"), ("fixed_window", 1, 2_000_000, 1, 1, 1)),
+        (Limit("10/s", burst=10, priority_reserve={0: 0.2}), ("token_bucket", 1, 100_000, 10, 1, -200_000_200_000)),
     ],
     ids=str,
 )
@@ -191,6 +192,12 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"warmup": -1}, r"warmup=-1 must be a number of seconds"),
     ({"warmup": math.inf}, r"warmup=inf must be a number of seconds"),
     ({"warmup": 1, "debt": 1}, r"exclude one another"),
+    ({"adaptive": "yes"}, "adaptive='yes' must be True, False or an Adaptive"),
+    ({"breaker": 10}, "breaker=10 must be True, False or a Breaker"),
+    ({"adaptive": True, "warmup": 5}, "leave warmup out"),
+    ({"adaptive": True, "refill": "interval"}, "leave refill out"),
+    ({"adaptive": True, "algorithm": "sliding_log"}, r"adaptive=Adaptive\(floor=0.1, recover=30.0\) is for algorithm"),
+    ({"resume_over": 5, "debt": 1}, "resume_over=5 does not go together with .*debt"),
     ({"resume_over": -1}, r"resume_over=-1 must be a number of seconds"),
     ({"refill": "interval", "debt": 1}, r"exclude one another"),
     ({"headroom": 1}, r"headroom=1 must be a share from 0 to below 1"),
@@ -202,10 +209,17 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
         for rate in ("0.5/s", "1.5/m")
     ],
     *[
+        ({"rate": rate, "algorithm": "sliding_log"}, f"'{rate}' is more than can be counted exactly in one window")
+        for rate in ("1000000000/1000s", "1000000/1000000000s")
+    ],
+    ({"rate": "1000000000/1000.000001s"}, "more digits than can be kept exactly"),
+    ({"rate": f"1/{'9' * 5000}s"}, "more digits than can be kept exactly"),
+    ({"rate": 5, "algorithm": "sliding_log"}, "cannot read the rate 5"),
+    *[
         ({"burst": burst}, rf"'100/s'.*burst={re.escape(repr(burst))}.*{WHOLE}")
         for burst in (0, -1, "x", "5", 1.5, 1.0, True, False, None, math.nan, math.inf, [1])
     ],
-    ({"rate": "1/d", "burst": 100_000}, r"burst=100000.* years to refill"),
+    ({"rate": "1/d", "burst": 13_032}, r"burst=13032 at this rate would take 35 years to refill"),
     *[
         ({"burst": 10, "cost": cost}, rf"cost={re.escape(repr(cost))}")
         for cost in (0, -1, 1.5, True, False, None, math.nan, math.inf, -math.inf, 1j, [1], b"1")
@@ -214,7 +228,9 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"rate": "5/s", "algorithm": "sliding_log", "cost": 6}, "can never grant"),
     ({"rate": "5/s", "algorithm": "leaky_bucket", "cost": 2}, "can never grant"),
     ({"rate": "5/s", "burst": 3, "debt": 2, "cost": 6}, "can never grant"),
-    ({"cost": "estimate"}, r"cost='estimate' takes from 1 permit up, but the limit holds 1 at most.*burst="),
+    ({"cost": "estimate"}, r"cost='estimate' takes from 1 permit up, but the limit holds 1 at most.*: give it burst="),
+    ({"cost": "estimate", "algorithm": "leaky_bucket"}, "take algorithm='token_bucket' with burst="),
+    ({"cost": "estimate", "rate": "1/s", "algorithm": "sliding_log"}, "make its window's count larger"),
     ({"cost": len}, r"cost='len' takes.*burst="),
     ({"algorithm": "leaky_bucket", "capacity": 5, "max_parked": 5}, r"max_parked=5 is about parked tasks, .* capacity"),
     *[
@@ -263,6 +279,7 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
 #: Options of limits of either kind.
 COMMON_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name='' must be a text"),
+    ({"shadow": 1}, "shadow=1 must be True or False"),
     ({"name": 5}, "name=5 must be a text"),
     ({"key": 5}, "key=5 must be a template"),
     ({"key": b"x"}, "key=b'x' must be a template"),
@@ -290,11 +307,13 @@ COMMON_ERRORS: list[tuple[dict[str, Any], str]] = [
 ]
 CONCURRENCY_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"limit": 0}, r"Concurrency\(0, name='api'\): the limit must be a whole number"),
-    ({"limit": 99999999999}, r"Concurrency\(99999999999, .*: the limit must be a whole number, 1 to 999999999"),
+    ({"limit": 10**9}, r"Concurrency\(1000000000, .*: the limit must be a whole number, 1 to 999999999"),
     ({"limit": 1.5}, r"Concurrency\(1.5, .*: the limit must be a whole number"),
     ({"limit": True}, r"the limit must be a whole number"),
     ({"lease": 0}, r"lease=0 must be a number of seconds"),
     ({"lease": math.nan}, r"lease=nan must be a number of seconds"),
+    ({"shadow": True}, "shadow"),
+    ({"cost": 6, "name": None}, "limit 'limit' can never grant 6 permits at once"),
 ]
 
 
@@ -311,8 +330,30 @@ def test_invalid_option_error_names_option_and_limit(kind: Any, options: dict[st
     assert "name" in options or "rate" in options or "'api'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *[(Adaptive, {"floor": value}) for value in (0, 1, "0.1", math.nan, True)],
+        *[(Adaptive, {"recover": value}) for value in (0.5, 86401, "30", math.nan)],
+        *[(Breaker, {"open_after": value}) for value in (0, 1001, 1.5, True)],
+        *[(Breaker, {"of_last": value}) for value in (9, 1001, 10.5, True)],
+        *[(Breaker, {"half_open_every": value}) for value in (0.05, 86401, "5", math.nan)],
+        *[(Breaker, {"errors": value}) for value in ((), (SystemExit,), (ValueError("no"),), "ValueError")],
+    ],
+)
+def test_invalid_adaptive_or_breaker_error_names_the_option(kind: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{kind.__name__}: {next(iter(options))}=.* must be"):
+        kind(**options)
+
+
 def test_values_at_the_edge_are_valid() -> None:
-    assert Limit("1/d", burst=10_000).burst == 10_000
+    assert Limit("1/d", burst=13_031).burst == 13_031
+    assert Concurrency(999_999_999, lease=0.1, cost=len).lease == 0.1
+    for recover in (1, 86_400):
+        assert Adaptive(floor=0.001, recover=recover).wire() == (recover * 500_000, 1000)
+    assert Breaker(1000, half_open_every=0.1, errors=ValueError).errors == (ValueError,)  # type: ignore[arg-type]
+    assert Limit("1/s", breaker=True).breaker == Breaker()
+    assert Breaker(1, half_open_every=86_400, of_last=1000).of_last == 1000
     assert Limit("5/s", burst=3, debt=2, cost=5).most == 5
     assert Limit("5/s", algorithm="sliding_log", cost=5).most == 5
     assert Limit("1/s", algorithm="leaky_bucket", max_parked=5).max_parked == 5
@@ -373,6 +414,7 @@ def test_limit_is_frozen_hashable_and_equal_by_value(limit: Any, change: dict[st
     for same in (eval(repr(limit)), copy.copy(limit), copy.deepcopy(limit), pickle.loads(pickle.dumps(limit))):
         assert (same, hash(same)) == (limit, hash(limit))
     assert len({limit, replace(limit), replace(limit, name="other"), replace(limit, **change)}) == 3
+    assert replace(limit, **change) != limit
     with pytest.raises(dataclasses.FrozenInstanceError):
         limit.name = "other"
     with pytest.raises(ConfigurationError):
@@ -418,10 +460,16 @@ def test_text_of_a_limit_is_its_rate_and_options(limit: Limit | Concurrency, tex
     assert str(limit) == text
 
 
+def test_repr_of_a_limit_has_the_options_that_are_set() -> None:
+    assert repr(Limit("100/s", burst=5)) == "Limit('100/s', burst=5)"
+
+
 def test_decision_is_a_frozen_value_that_is_true_if_it_allows() -> None:
     state = LimitState(name="api", key="", capacity=5, remaining=4, reset_after=0.5)
     decision = Decision(True, 5, 4, 0.0, 0.5, None, (state,))
-    assert decision == Decision(True, 5, 4, 0.0, 0.5, None, (LimitState("api", "", 5, 4, 0.5),))
+    plain = LimitState("api", "", 5, 4, 0.5, interval=0.0, version=0)
+    assert decision == Decision(True, 5, 4, 0.0, 0.5, None, (plain,), False, "another id", 0, permits=0)
+    assert repr(decision).endswith("queue_full=False, id='', _granted_at=0, permits=0)")
     assert hash(decision) == hash(replace(decision))
     for value in (decision, state):
         assert not hasattr(value, "__dict__")
@@ -429,3 +477,8 @@ def test_decision_is_a_frozen_value_that_is_true_if_it_allows() -> None:
             value.remaining = 0  # type: ignore[misc]
     assert decision
     assert not Decision(False, 5, 4, 0.5, 1.0, "api")
+
+
+def test_permits_of_several_nodes_are_good_when_the_last_one_is() -> None:
+    for granted in (GrantedAt({"api": 7, "gpu": 9}), pickle.loads(pickle.dumps(GrantedAt({"api": 7, "gpu": 9})))):
+        assert (granted, granted.of("api"), granted.of("gpu"), granted.of("later")) == (9, 7, 9, 9)

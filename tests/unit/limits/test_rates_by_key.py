@@ -57,13 +57,14 @@ def by_model(written: Any = None, **options: Any) -> Limit:
         (dict(WRITTEN).get, "gpt-large", "10/m"),
     ],
 )
-def test_rate_of_a_key(written: Any, key: str, rate: str) -> None:
+def test_rate_of_a_key(written: Any, key: str, rate: str, caplog: pytest.LogCaptureFixture) -> None:
     (demand,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", key, None, None)
     assert demand.limit.rate == rate  # type: ignore[attr-defined]
     (same,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", None, None, {"model": key})
     assert same == demand
     (of_task,) = demands_of([by_model(written)], inspect.signature(lambda model: None), [key], {})
     assert of_task == demand
+    assert not caplog.records
 
 
 def test_answers_are_cached_for_the_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +82,9 @@ def test_answers_are_cached_for_the_ttl(monkeypatch: pytest.MonkeyPatch) -> None
     now[0] += 0.2
     assert limit_of_key(limit, "a").rate == "2/m"
     assert asked == ["a", "a"]
+    for number in range(10_001):
+        limit_of_key(limit, str(number))
+    assert len(limit.rates._cache) < 10_000, "the cache is bounded"
 
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError("database"), SystemExit(1), "many", 7, "99999999999/s"])
