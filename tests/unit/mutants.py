@@ -29,15 +29,16 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_ratelimit"
 #: The tests of each module or folder, below ``tests``: those that notice most changes first.
 TESTS = {
-    "app/options.py": "unit/app/test_plan.py unit/app/test_missing_key.py unit/app/test_argument_parts.py "
-    "unit/app/test_max_parked.py unit/worker/test_rules.py",
-    "app/plan.py": "unit/app/test_plan.py unit/app/test_missing_key.py unit/app/test_survey.py",
-    "app/settings.py": "unit/app/test_settings.py unit/app/test_plan.py unit/app/test_declared_limits.py",
+    "app/options.py": "unit/app/test_policy.py unit/app unit/worker/test_rules.py",
+    "app/plan.py": "unit/app/test_plan.py unit/app unit/limits/test_priority_reserve.py",
+    "app/settings.py": "unit/app/test_settings.py unit/app",
     "errors.py": "unit/test_errors.py unit/limits",
     "feedback.py": "unit/test_feedback.py unit/app/test_upstream_refusals.py",
-    "limiter/argument_checks.py": "unit/limits unit/limiter lua/test_up_to_and_charge.py lua/test_cost_methods.py",
-    "limiter/limit_request.py": "unit/limits unit/limiter unit/worker/test_rules.py unit/app/test_plan.py",
-    "limiter/resolve_request.py": "unit/limits unit/limiter unit/app/test_argument_parts.py",
+    "limiter/argument_checks.py": "unit/limits unit/limiter integration/limiter/test_keys_and_args.py lua/test_stored.py "
+    "lua/test_reservations.py",
+    "limiter/limit_request.py": "unit/limits unit/limiter unit/worker/test_rules.py unit/app/test_plan.py "
+    "lua/test_reservations.py lua/test_priority_reserve.py",
+    "limiter/resolve_request.py": "unit/limits unit/limiter integration/limiter/test_keys_and_args.py lua/test_stored.py",
     "limits/adaptive.py": "unit/limits lua/test_adaptive.py",
     "limits/breaker.py": "unit/limits lua/test_breaker.py",
     "limits/priority_reserve.py": "unit/limits lua/test_priority_reserve.py",
