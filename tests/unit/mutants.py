@@ -27,6 +27,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_ratelimit"
+#: The tests of what a call of the limiter asks for.
+CALLS = "unit/limits unit/limiter integration/limiter/test_keys_and_args.py lua/test_reservations.py lua/test_stored.py"
 #: The tests of each module or folder, below ``tests``: those that notice most changes first.
 TESTS = {
     "app/options.py": "unit/app/test_policy.py unit/app unit/worker/test_rules.py",
@@ -34,11 +36,10 @@ TESTS = {
     "app/settings.py": "unit/app/test_settings.py unit/app",
     "errors.py": "unit/test_errors.py unit/limits",
     "feedback.py": "unit/test_feedback.py unit/app/test_upstream_refusals.py",
-    "limiter/argument_checks.py": "unit/limits unit/limiter integration/limiter/test_keys_and_args.py lua/test_stored.py "
-    "lua/test_reservations.py",
-    "limiter/limit_request.py": "unit/limits unit/limiter unit/worker/test_rules.py unit/app/test_plan.py "
-    "lua/test_reservations.py lua/test_priority_reserve.py",
-    "limiter/resolve_request.py": "unit/limits unit/limiter integration/limiter/test_keys_and_args.py lua/test_stored.py",
+    "limiter/argument_checks.py": CALLS,
+    "limiter/limit_request.py": "unit/limits unit/limiter unit/app/test_plan.py lua/test_reservations.py "
+    "lua/test_priority_reserve.py",
+    "limiter/resolve_request.py": CALLS,
     "limits/adaptive.py": "unit/limits lua/test_adaptive.py",
     "limits/breaker.py": "unit/limits lua/test_breaker.py",
     "limits/priority_reserve.py": "unit/limits lua/test_priority_reserve.py",
@@ -208,9 +209,8 @@ def tests_of(file: str) -> str:
 
 def files_of(start: str) -> list[str]:
     """The modules of a row of :data:`TESTS`."""
-    return (
-        [start] if start.endswith(".py") else sorted(f"{start}{each.name}" for each in (PACKAGE / start).glob("*.py"))
-    )
+    found = (PACKAGE / start).glob("*.py")
+    return [start] if start.endswith(".py") else sorted(f"{start}{each.name}" for each in found)
 
 
 def main() -> int:
@@ -219,7 +219,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take each Nth change only")
     parser.add_argument("--first", type=int, default=0, help="begin with the change of this number")
     options = parser.parse_args()
-    files = options.files or [file for start in TESTS for file in files_of(start)]
+    files = options.files or list(dict.fromkeys(file for start in TESTS for file in files_of(start)))
     mutants = [mutant for file in files for mutant in mutants_of(file)][options.first :: options.every]
     os.chdir(ROOT)
     for module in PRELOADED:
