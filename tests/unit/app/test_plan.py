@@ -107,6 +107,7 @@ def test_without_keys_and_computed_costs_the_arguments_are_not_looked_at() -> No
     [
         (Limit("1/s", key="{tenant_id}"), r"key='\{tenant_id\}'.*'tenant_id'.*order_id, tenant, amount"),
         (Limit("1/s", key="{tenant}:{x.y}"), "'x'.*order_id, tenant, amount"),
+        (Limit("1/s", key="{x}", fair="{weight}", missing_key="exempt"), r"fair='\{weight\}'.*'weight'"),
         (Limit("1/s", burst=9, cost="weight"), "cost='weight'.*'weight'.*order_id, tenant, amount"),
         (Limit("1/s", key="order_id"), r"key='order_id' .*the same for every call.*key='\{order_id\}'"),
         (Limit("1/s", key="{{braces}}"), r"key='\{tenant_id\}'"),
