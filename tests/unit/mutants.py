@@ -49,8 +49,9 @@ TESTS = {
     "names.py": "unit/test_words.py",
     "operations/forecast.py": "unit/operations/test_forecast.py",
     "words.py": "unit/test_words.py",
-    "worker/capacity.py": "unit/worker/test_capacity.py",
-    "worker/expected_turns.py": "unit/worker/test_expected_turns.py unit/worker/test_capacity.py",
+    "worker/capacity.py": "unit/worker/test_capacity.py unit/worker/test_briefer_tasks.py",
+    "worker/expected_turns.py": "unit/worker/test_expected_turns.py unit/worker/test_capacity.py "
+    "unit/worker/test_briefer_tasks.py",
     "worker/rules.py": "unit/worker/test_rules.py",
 }
 #: Of pytest: without tests that start a process, which would load the unchanged code; with packages that are imported

@@ -60,7 +60,7 @@ def test_unknown_forecast_gives_a_reason(
     standing: BucketStatus, throughput: Throughput, held_up: str, reason: str
 ) -> None:
     found = forecast(3, standing, throughput, held_up)
-    assert found == Forecast(None, reason=reason)
+    assert found == Forecast(None, 0.0, reason)
     assert str(found) == f"not known: {reason}"
 
 
@@ -88,6 +88,13 @@ def test_band_grows_with_fewer_measured_permits() -> None:
         found = forecast(100, bucket(interval=0.0), Throughput(seconds, permits))
         assert found.seconds == 50
         assert found.band == pytest.approx(50 * (0.1 + 2 / permits**0.5 + 1 / seconds) + 1)
+    paused = forecast(5, bucket(wait=30.0, interval=0.0), Throughput(50.0, 100))
+    assert (paused.seconds, paused.band) == (30, pytest.approx(30 * (0.1 + 2 / 10 + 1 / 50) + 1))
+
+
+def test_forecast_as_text() -> None:
+    assert str(Forecast(90.0, 10.0)) == "in 1 min 30 s, give or take 10.0 s"
+    assert str(Forecast(90.0, 10.0, limited_by="workers")) == "in 1 min 30 s, give or take 10.0 s: workers"
 
 
 def test_throughput_window_follows_the_age_of_the_backlog() -> None:

@@ -119,7 +119,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
             limit_queue(next_acquire=NOW + 1, closed=NOW + 2),
             None,
             True,
-            BlockQueue(NOW + 1),
+            BlockQueue(NOW + 1, None, 0.0),
         ),
         (pending("drop"), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
         # A request with a slot waits for a process.
