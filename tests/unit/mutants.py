@@ -92,7 +92,9 @@ class Mutant(NamedTuple):
     source: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.before.strip()}  ->  {self.after.strip()}"
+        same = len(os.path.commonprefix([self.before, self.after]))  # noqa: RUF071
+        before, after = (line[max(0, same - 60) : same + 60].strip() for line in (self.before, self.after))
+        return f"{self.file}:{self.line}: {before}  ->  {after}"
 
 
 def mutants_of(file: str) -> list[Mutant]:

@@ -100,7 +100,8 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
         ({"burst": 10, "cost": cost}, rf"cost={re.escape(repr(cost))}")
         for cost in (0, -1, 1.5, True, False, None, math.nan, math.inf, -math.inf, 1j, [1], b"1")
     ],
-    ({"burst": 10, "cost": 11}, r"can never grant 11 permits at once: it holds 10 at most.*at least 11"),
+    ({"rate": "2000000/s", "algorithm": "sliding_log"}, "above one permit a microsecond"),
+    ({"burst": 10, "cost": 11}, r"limit 'api' can never grant 11 permits at once: it holds 10 at most.*at least 11"),
     ({"rate": "5/s", "algorithm": "sliding_log", "cost": 6}, "can never grant"),
     ({"rate": "5/s", "algorithm": "leaky_bucket", "cost": 2}, "can never grant"),
     ({"rate": "5/s", "burst": 3, "debt": 2, "cost": 6}, "can never grant"),
@@ -232,12 +233,14 @@ def test_values_at_the_edge_are_valid() -> None:
     for recover in (1, 86_400):
         assert Adaptive(floor=0.001, recover=recover).wire() == (recover * 500_000, 1000)
     assert Breaker(1000, half_open_every=0.1, errors=ValueError).errors == (ValueError,)  # type: ignore[arg-type]
-    assert Limit("1/s", breaker=True).breaker == Breaker()
+    assert Limit("1/s", breaker=True).breaker == Breaker(10, half_open_every=5.0, errors=(Exception,))
     assert Breaker(1, half_open_every=86_400, of_last=1000).of_last == 1000
     assert Limit("5/s", burst=3, debt=2, cost=5).most == 5
     assert Limit("5/s", algorithm="sliding_log", cost=5).most == 5
     assert Limit("1/s", algorithm="leaky_bucket", max_parked=5).max_parked == 5
     Limit("99999999/d", algorithm="sliding_window", sub_windows=1000)
+    Limit("99999999/d", algorithm="fixed_window")
+    Limit("10/s", burst=2, priority_reserve={0: 0.5}, cost="tokens")
     whole = Limit("100/s", burst=10, cost=2.0).cost  # type: ignore[arg-type]
     assert (whole, type(whole)) == (2, int)
     for kind in (Limit("1/s", key="{a}", missing_key="shared"), Concurrency(2, key="{a}", missing_key="shared")):

@@ -36,7 +36,7 @@ from celery_ratelimit.limits.decision import GrantedAt, LimitState
         (Limit("10/s", algorithm="sliding_window", sub_windows=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
         (Limit("10/s", algorithm="sliding_log"), ("sliding_log", 10, 1_000_000, 10, 1, 0)),
         (Concurrency(5), ("concurrency", 5, 60_000_000, 5, 1, 0)),
-        (Concurrency(5, lease=0.5), ("concurrency", 5, 500_000, 5, 1, 0)),
+        (Concurrency(5, lease=0.1000001), ("concurrency", 5, 100_001, 5, 1, 0)),
         (Limit("100/s", headroom=0.03), ("token_bucket", 97, 1_000_000, 1, 1, 0)),
         (Limit("100/s", headroom=0.03, algorithm="fixed_window"), ("fixed_window", 97, 1_000_000, 97, 1, 0)),
         (Limit("97/s", headroom=0.03, algorithm="sliding_log"), ("sliding_log", 97, 1_030_928, 97, 1, 0)),
@@ -148,7 +148,9 @@ def test_text_of_a_limit_is_its_rate_and_options(limit: Limit | Concurrency, tex
 
 
 def test_repr_of_a_limit_has_the_options_that_are_set() -> None:
+    assert repr(Limit("100/s")) == "Limit('100/s')"
     assert repr(Limit("100/s", burst=5)) == "Limit('100/s', burst=5)"
+    assert repr(Concurrency(5)) == repr(Concurrency(5, cost=1, lease=60.0, per_worker=False, shadow=False))
 
 
 def test_decision_is_a_frozen_value_that_is_true_if_it_allows() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
-from celery_ratelimit.limits.rate import parse_rate
+from celery_ratelimit.limits.rate import parse_rate, period_of
 
 SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 
@@ -45,6 +45,10 @@ def test_rate_is_an_exact_quotient(texts: str, count: int, period_us: int) -> No
         assert math.gcd(rate.count, rate.period_us) == 1
         assert rate.per_second == pytest.approx(count * 1e6 / period_us, rel=1e-12)
         assert rate.interval == pytest.approx(period_us / count / 1e6, rel=1e-12)
+
+
+def test_period_is_that_of_the_text() -> None:
+    assert [period_of(text) for text in ("1000/h", "5/10s", "0.5/s")] == [3600.0, 10.0, 1.0]
 
 
 @pytest.mark.parametrize(
