@@ -44,7 +44,7 @@ TESTS = {
     "limits/breaker.py": "unit/limits lua/test_breaker.py",
     "limits/priority_reserve.py": "unit/limits lua/test_priority_reserve.py",
     "limits/specs.py": "unit/limits unit/app/test_settings.py unit/app/test_plan.py",
-    "limits/stored.py": "unit/limits lua/test_stored.py",
+    "limits/stored.py": "unit/limits lua/test_stored.py lua/test_shadow_switch.py",
     "limits/": "unit/limits unit/app/test_plan.py unit/app/test_argument_parts.py unit/app/test_missing_key.py",
     "names.py": "unit/test_words.py",
     "operations/forecast.py": "unit/operations/test_forecast.py",

@@ -187,7 +187,7 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
         *[
             ({"ratelimit_quotas": {"a": quota}}, rf"ratelimit_quotas\['a'\]: .*{message}")
             for quota, message in [
-                ("100/ms", "'100/ms'"),
+                ("100/ms", "cannot read the rate '100/ms'"),
                 (5, "5 is not a limit"),
                 (["1/s", "9/m"], r"\['1/s', '9/m'\]"),
                 ([], r"\[\]"),

@@ -149,6 +149,8 @@ def test_text_of_a_limit_is_its_rate_and_options(limit: Limit | Concurrency, tex
 
 def test_repr_of_a_limit_has_the_options_that_are_set() -> None:
     assert repr(Limit("100/s")) == "Limit('100/s')"
+    fair = Limit("1/s", fair="{a}", weights={"a": 4, "b": 0.5})
+    assert repr(fair) == "Limit('1/s', fair='{a}', weights={'a': 4, 'b': 0.5})"
     assert repr(Limit("100/s", burst=5)) == "Limit('100/s', burst=5)"
     assert repr(Concurrency(5)) == repr(Concurrency(5, cost=1, lease=60.0, per_worker=False, shadow=False))
 
