@@ -119,6 +119,8 @@ def test_tightest_of_several_quotas_counts() -> None:
     assert read_headers({**headers, "X-RateLimit-Remaining": "?"}, NOW) == Feedback(remaining=1, reset_after=5.0)
     assert read_headers({"X-RateLimit-Remaining": "5, 3"}, NOW) == Feedback(remaining=3)
     assert read_headers({"X-RateLimit-Remaining": "5, -1"}, NOW) == Feedback(), "no quota applies"
+    assert read_headers({"X-RateLimit-Limit": "100"}, NOW) == Feedback(), "nothing is known of what is left"
+    assert read_headers({"RateLimit": "daily;r=5;t=9"}, NOW) == Feedback(remaining=5, reset_after=9.0)
     shop = {"X-Shopify-Shop-Api-Call-Limit": "32/40", "Retry-After": "0.5"}
     assert read_headers(shop, NOW) == Feedback(retry_after=0.5, remaining=8, limit=40, refills=True)
 
@@ -235,5 +237,6 @@ def test_long_headers_are_read_in_linear_time() -> None:
 def test_upstream_throttled_reads_a_response() -> None:
     dates = {"Date": formatdate(NOW, usegmt=True), "Retry-After": formatdate(NOW + 7, usegmt=True)}
     said = SimpleNamespace(status_code=429, headers=dates)
-    assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7
+    for said.status_code in (429, 400):  # the caller says that it is a refusal
+        assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7
     assert UpstreamThrottled.from_response(SimpleNamespace(status_code=429, headers={})).retry_after is None

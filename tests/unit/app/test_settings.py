@@ -120,6 +120,10 @@ def test_defaults() -> None:
     assert settings.return_queue_for("emails") == "emails.throttled"
 
 
+def test_fleet_is_named_by_letters_digits_and_signs() -> None:
+    assert settings_of(make_app(URL, ratelimit_fleet="Blue_1.a-b")).fleet == "Blue_1.a-b"
+
+
 def test_credentials_are_not_shown() -> None:
     app = make_app(URL, ratelimit_url=f"redis://:{SECRET}@limits/0", ratelimit_store_options={"password": SECRET})
     assert SECRET not in repr(settings_of(app))
@@ -157,12 +161,13 @@ def test_a_return_queue_is_its_own(template: str) -> None:
     ("options", "prefix"),
     [
         ({}, "ratelimit"),
+        (None, "ratelimit"),
         ({"global_keyprefix": ""}, "ratelimit"),
         ({"global_keyprefix": "one:"}, "one:ratelimit"),
         ({"global_keyprefix": "{one} 1%:"}, "%7Bone%7D%201%25:ratelimit"),
     ],
 )
-def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: dict[str, str], prefix: str) -> None:
+def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: Any, prefix: str) -> None:
     assert settings_of(make_app(URL, broker_transport_options=options)).prefix == prefix
     chosen = settings_of(make_app(URL, broker_transport_options=options, ratelimit_prefix="ratelimit"))
     assert chosen.prefix == "ratelimit"
