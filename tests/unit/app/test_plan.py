@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ def test_invalid_limits_error_names_the_task(limits: Any, part: str) -> None:
         ("1/s", "wait", set()),
         (["1/s", Concurrency(2)], "retry", {"parks", "leased"}),
         (Limit("1/s", breaker=True), "retry", {"parks", "has_breaker"}),
-        (Limit("10/s", burst=10, priority_reserve={3: 0.2}), "retry", {"parks", "reserves"}),
+        (Limit("10/s", burst=10, priority_reserve={0: 0.2}), "retry", {"parks", "reserves"}),
         (Limit("1/s", algorithm="leaky_bucket"), "retry", {"parks"}),
         (Limit("1/s", algorithm="leaky_bucket", capacity=3), "retry", set()),
     ],
@@ -228,4 +229,6 @@ def test_what_matters_for_the_limits_of_a_plan(limits: Any, throttle: str, matte
     assert plan.longest_pause == (0.25 if "leased" in matters else math.inf)
     buckets = [plan.buckets(plan.demands((7,), {}, priority)) for priority in (0, 9)]
     assert buckets[0][0] == ("shop.charge", "")
+    assert buckets[0] == plan.buckets(plan.demands((7,), {}))
+    assert plan.node == socket.gethostname()
     assert (buckets[0] != buckets[1]) is ("reserves" in matters), "requests that may use a reserve have their own queue"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from kombu import Queue
 
-from celery_ratelimit import Concurrency, ConfigurationError, Limit
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
+from celery_ratelimit.app.plan import make_plan
+from celery_ratelimit.app.settings import settings_of
 from tests.unit.apps import make_app, plan_of
 
 LEAKY = Limit("1/s", algorithm="leaky_bucket", capacity=3)
@@ -32,6 +34,13 @@ def test_policy_of_a_task(options: dict[str, Any], policy: tuple[Any, ...]) -> N
     assert (made.throttle, made.inline_wait, made.max_wait, made.overflow) == policy
     assert type(made.inline_wait) is float
     assert made.max_wait is None or type(made.max_wait) is float
+
+
+def test_option_of_a_task_without_limits_is_checked() -> None:
+    app = make_app()
+    task = app.task(name="shop.charge", base=RateLimitedTask, throttle="park", shared=False)(charge)
+    with pytest.raises(ConfigurationError, match="throttle='park' is not one of"):
+        make_plan(task, "celery", settings_of(app))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +96,9 @@ def test_invalid_option_error_names_task_and_value(options: dict[str, Any], mess
 
 
 def test_task_coalesces_by_its_option_alone() -> None:
-    assert plan_of(charge, limits="1/s", coalesce="oldest").policy.coalesce == "oldest"
+    plan = plan_of(charge, limits="1/s", coalesce="oldest")
+    assert plan.policy.coalesce == "oldest"
+    assert plan.waiting.alone("sync", (1,), {}) == "", "while the store is full, none is parked"
     assert plan_of(charge, limits="1/s").alone("sync", (1,), {}) == ""
 
 
@@ -102,7 +113,12 @@ def test_without_a_key_equal_arguments_coalesce() -> None:
     assert plan.alone("another", (1,), {}) != alone, "of a name"
 
 
-@pytest.mark.parametrize("key", ["{order_id}", lambda order_id, tenant="", amount=1: order_id])
+class Keys:
+    def of(self, order_id: int, tenant: str = "", amount: int = 1) -> int:
+        return order_id
+
+
+@pytest.mark.parametrize("key", ["{order_id}", lambda order_id, tenant="", amount=1: order_id, Keys().of])
 def test_coalesce_key_selects_the_arguments(key: Any) -> None:
     plan = plan_of(charge, limits="1/s", coalesce="oldest", coalesce_key=key)
     assert plan.alone("sync", (1, "a"), {}) == plan.alone("sync", (1,), {"amount": 2}) != plan.alone("sync", (2,), {})
