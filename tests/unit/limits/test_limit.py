@@ -68,6 +68,8 @@ COMPUTED, TOKENS, BYTES = demand("tokens", 40, cost="tokens"), demand("tokens", 
         ([CALLS, COMPUTED], 7, None, [1, 7]),  # the limit whose cost comes from the arguments
         ([CALLS, TOKENS], 7, None, [1, 7]),  # or which takes more than one
         ([CALLS, demand("more")], 7, None, [7, 7]),  # or all limits
+        ([demand("calls", 2), LimitRequest(Concurrency(5), "gpu", "", 3)], 7, None, [7, 3]),  # places are not spent
+        ([TOKENS, LimitRequest(Concurrency(5, cost="n"), "gpu", "", 3)], 7, None, [7, 3]),
         ([CALLS, COMPUTED], 7, "calls", [7, 40]),
         ([CALLS, TOKENS, BYTES], {"tokens": 7, "calls": 0}, None, [0, 7, 9]),
         ([CALLS], 7, "other", r"no limit 'other' in this decision \(limits: calls\)"),
