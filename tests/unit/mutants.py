@@ -28,7 +28,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_ratelimit"
 #: The tests of what a call of the limiter asks for.
-CALLS = "unit/limits unit/limiter integration/limiter/test_keys_and_args.py lua/test_reservations.py lua/test_stored.py"
+CALLS = "unit/limiter unit/limits integration/limiter/test_keys_and_args.py lua/test_reservations.py lua/test_stored.py"
 #: The tests of each module or folder, below ``tests``: those that notice most changes first.
 TESTS = {
     "app/options.py": "unit/app/test_policy.py unit/app unit/worker/test_rules.py",
