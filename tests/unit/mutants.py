@@ -3,6 +3,10 @@
 ``python -m tests.unit.mutants [--every N] [--first K] [module …]``: of the modules of :data:`TESTS` that are named (all
 of them if none is), each Nth change, from the Kth on. Prints the changes that no test notices, and the share of the
 rest. A change takes a second or two: its tests run in a process that is forked after the imports of other packages.
+
+Changes that make no difference, and so survive: ``<`` for ``<=`` between times; 1.0 for 0.0 where it stands for a time
+long ago; the removal of a cache, of a shortcut to the same result, or of ``return None`` at an end; defaults that no
+caller uses.
 """
 
 from __future__ import annotations
@@ -77,9 +81,10 @@ COMPARISONS: dict[type, tuple[type, ...]] = {
 }
 ARITHMETIC: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 FUNCTIONS = {"min": "max", "max": "min", "floor": "ceil", "ceil": "floor", "any": "all", "all": "any"}
-#: Parts that stay as they are: types, decorators and base classes; texts, and the figures at the top of a module.
+#: Parts that stay as they are: types, decorators and base classes; texts, sizes of caches, ``strict=`` as a safeguard,
+#: and the figures at the top of a module.
 UNCHANGED_FIELDS = {"annotation", "returns", "decorator_list", "bases"}
-UNCHANGED = re.compile(r"f?['\"]|__all__ = |if TYPE_CHECKING|logger\.|[A-Z_, ()]+ = [(0-9.,_ )]+$")
+UNCHANGED = re.compile(r"f?['\"]|__all__ = |if TYPE_CHECKING|logger\.|(strict|maxsize)=|[A-Z_, ()]+ = [(0-9.,_ )]+$")
 #: Seconds of processor time after which a run of the tests counts as failed: the change has made a loop endless.
 LONGEST = 60
 
