@@ -234,7 +234,7 @@ def main() -> int:
         importlib.import_module(module)
     for tests in dict.fromkeys(map(tests_of, files)):
         if failed := _killer(None, tests):
-            raise SystemExit(f"without a change fails {failed}")
+            raise SystemExit(f"without a change, {failed} of these tests: {tests}")
     survivors, numbers, killed = [], Counter[str](), Counter[str]()
     for number, mutant in enumerate(mutants, 1):
         killer = _killer(mutant, tests_of(mutant.file))

@@ -58,8 +58,8 @@ def test_task_of_a_fifo_queue_waits_in_it(broker: str, queue: str, throttle: str
 
 
 def test_overflow_queue_exists_where_celery_makes_none() -> None:
-    app = make_app(task_create_missing_queues=False, task_queues=[Queue("later")])
-    for overflow in ("later", "drop"):
+    app = make_app(task_create_missing_queues=False, task_queues=[Queue("later"), Queue("failed")])
+    for overflow in ("later", "failed", "drop"):
         assert plan_of(charge, app=app, name=overflow, limits="1/s", overflow=overflow).policy.overflow == overflow
     with pytest.raises(ConfigurationError, match="overflow='other' is not in task_queues"):
         plan_of(charge, app=app, limits="1/s", overflow="other")
@@ -71,10 +71,10 @@ def test_overflow_queue_exists_where_celery_makes_none() -> None:
         *[({"throttle": value}, f"throttle={value!r}.*'retry', 'wait', 'drop', 'fail'") for value in ("park", None)],
         *[
             ({"overflow": value}, f"overflow={value!r}.*'fail' nor 'drop' nor the name of a queue")
-            for value in ("retry", "fial", "")
+            for value in ("retry", "fial", "", 5)
         ],
         *[({"inline_wait": value}, f"inline_wait={value!r}.*a number of sec") for value in (-1, "1", True, math.nan)],
-        *[({"max_wait": value}, f"max_wait={value!r}.*a number of seconds") for value in (-0.1, math.inf, "60")],
+        *[({"max_wait": value}, f"max_wait={value!r}.*a number of seconds") for value in (-0.1, 1e9, "60")],
         *[({"coalesce": value}, f"coalesce={value!r} is not one of 'newest', 'oldest'") for value in ("latest", True)],
         ({"coalesce_key": "{order_id}"}, "coalesce_key='{order_id}' .*coalesce"),
         ({"coalesce": "newest", "throttle": "wait"}, "throttle='wait' leaves the backlog in the broker"),
