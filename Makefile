@@ -35,9 +35,11 @@ celery-suite: $(STAMP)
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.fuzz SECONDS=$(SECONDS) SEED=$(SEED)
 
-# Which changes of the Lua no test notices: FILES="algorithms/token_bucket.lua park.lua", or each EVERY-th change of all.
+# Which changes of the scripts and of the pure modules no test notices: FILES="park.lua worker/rules.py", or each EVERY-th
+# change of all.
 mutants: $(STAMP)
-	@$(BIN)/python -m tests.lua.mutants --every $(or $(EVERY),1) $(FILES)
+	@$(if $(or $(filter %.lua,$(FILES)),$(if $(FILES),,all)),$(BIN)/python -m tests.lua.mutants --every $(or $(EVERY),1) $(filter %.lua,$(FILES)))
+	@$(if $(or $(filter %.py,$(FILES)),$(if $(FILES),,all)),$(BIN)/python -m tests.unit.mutants --every $(or $(EVERY),1) $(filter %.py,$(FILES)))
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

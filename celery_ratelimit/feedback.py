@@ -292,8 +292,6 @@ def _epoch(text: str) -> float | None:
             day, time, fraction, hours, minutes = match.groups()
             at = datetime.fromisoformat(f"{day}T{time}{hours or '+00'}:{minutes or '00'}")
             return at.timestamp() + float(fraction or 0)
-        if not text[:1].isalpha():
-            return None
         at = parsedate_to_datetime(text)
         return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):

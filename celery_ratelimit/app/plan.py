@@ -77,9 +77,8 @@ class Plan:
     @cached_property
     def parks(self) -> bool:
         """Whether a throttled task may be parked. A leaky bucket with a capacity is a queue itself."""
-        return self.policy.throttle == "retry" and not any(
-            limit.method == "leaky_bucket" and getattr(limit, "capacity", None) is not None for limit in self.limits
-        )
+        is_queue = any(getattr(limit, "capacity", None) is not None for limit in self.limits)
+        return self.policy.throttle == "retry" and not is_queue
 
     @cached_property
     def waiting(self) -> Plan:
@@ -108,7 +107,7 @@ class Plan:
 
     def buckets(self, demands: tuple[LimitRequest, ...]) -> Buckets:
         """The buckets of these limit requests. Requests that may use more of a reserve wait in a queue of their own."""
-        if demands is self.fixed and not self.reserves:
+        if demands is self.fixed:  # never with a reserve
             return self._fixed_buckets
         buckets = tuple((each.name, each.key) for each in demands)
         return (*buckets, ("", str([each.leaves for each in demands]))) if self.reserves else buckets

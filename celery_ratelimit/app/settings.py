@@ -82,13 +82,13 @@ class Settings:
     prefix: str
     return_queue: str
     fleet: str
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    missing_key: str = "error"
-    orphans_after: float = 60.0
-    observers: tuple[Any, ...] = ()
-    counts: bool = True
-    upstream_errors: Mapping[Any, Any] = field(default_factory=dict)
-    max_upstream_throttles: int = 20
+    options: Mapping[str, Any] = field(repr=False)
+    missing_key: str
+    orphans_after: float
+    observers: tuple[Any, ...]
+    counts: bool
+    upstream_errors: Mapping[Any, Any]
+    max_upstream_throttles: int
 
     @property
     def in_memory(self) -> bool:

@@ -146,11 +146,8 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without its name and the options that may differ between calls."""
     limit = whole_limit(limit)  # its rate may be that of a key
-    if isinstance(limit, Limit):
-        limit = replace(limit, rates=None)
-    if isinstance(limit, Concurrency):
-        return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
-    return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={})
+    rates = {"rates": None} if isinstance(limit, Limit) else {}
+    return replace(limit, name=None, key=None, missing_key=None, cost=1, fair=None, weights={}, **rates)
 
 
 #: The argument ``limits`` of the public methods.

@@ -9,7 +9,7 @@ from typing import Any
 from ..limits.adaptive import adapted_share
 from ..limits.any_limit import AnyLimit
 from ..limits.rates import limit_of_key
-from ..limits.stored import LimitConfig, StoredShadow, limit_stored
+from ..limits.stored import LimitConfig, StoredShadow, is_other_kind, limit_stored
 from ..store.resp import text as text_of
 
 __all__ = ["read_config", "read_shadow", "read_stored"]
@@ -28,7 +28,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         key=key,
         code=code,
         stored=stored,
-        in_force=stored or code,
+        in_force=code if stored is None or (code is not None and is_other_kind(code, stored)) else stored,
         since=which["since"] / 1e6,
         until=which["until"] / 1e6 if which["until"] else None,
         by=which["by"],

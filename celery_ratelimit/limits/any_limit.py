@@ -70,7 +70,7 @@ class AnyLimit:
 
 def check_quota(name: str, quota: AnyLimit, where: str) -> AnyLimit:
     """The limit as the quota ``name``. It may have no other name: pauses and displays go by the quota's name."""
-    if isinstance(quota, AnyLimit) and quota.name not in (None, name):
+    if quota.name not in (None, name):
         raise ConfigurationError(
             f"{where}: {quota!r} has another name, so its bucket would not be that of the quota {name!r}: "
             "leave name= out, or write the same in both places"

@@ -94,7 +94,7 @@ def priority_reserve_of(label: str, written: Any, burst: int, dearest: int) -> P
             )
     reserve = PriorityReserve(tuple(sorted(shares.items())))
     left = burst - reserve.most * burst // MILLION
-    if reserve.most >= MILLION or left < dearest:
+    if left < dearest:
         needed = "one permit" if dearest == 1 else f"a call that costs {dearest}"
         raise ConfigurationError(
             f"{what} leaves {max(0, left)} of burst={shown(burst)} to calls that may use none of it, which is too "

@@ -62,12 +62,11 @@ def parse_rate(text: str, headroom: float = 0.0) -> Rate:
 
 
 def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False) -> Rate:
-    """Read a rate as a count in a window: ``"1000/h"`` is 1,000 in an hour, not one in 3.6 s.
+    """Read a rate that :func:`parse_rate` has read as a count in a window: ``"1000/h"`` is 1,000 in an hour.
 
     The headroom makes the window longer; with ``keep_period`` it makes the count smaller.
     """
-    count, period = _read_rate(text) if isinstance(text, str) else (Fraction(0), Fraction(0))
-    parse_rate(text)  # raises other errors in the text
+    count, period = _read_rate(text)
     if count.denominator != 1 or period.denominator != 1:
         raise ConfigurationError(
             f"the rate {shown(text)} is not a whole number in a whole window: write it as such, '1/2s' rather than "

@@ -160,8 +160,6 @@ def has_other_answers(limit: AnyLimit) -> bool:
 
 @lru_cache(maxsize=1024)
 def _with_rate(limit: Any, rate: str) -> Any:
-    if not isinstance(rate, str):
-        raise TypeError(f"{shown(rate)} is not a rate, such as '100/s'")
     changed = replace(limit, rate=rate, rates=None)
     object.__setattr__(changed, "whole", limit)
     return changed

@@ -11,7 +11,16 @@ from .any_limit import AnyLimit
 from .concurrency import Concurrency
 from .limit import Limit
 
-__all__ = ["Change", "LimitConfig", "Stored", "StoredShadow", "WeightConfig", "limit_stored", "limit_to_store"]
+__all__ = [
+    "Change",
+    "LimitConfig",
+    "Stored",
+    "StoredShadow",
+    "WeightConfig",
+    "is_other_kind",
+    "limit_stored",
+    "limit_to_store",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,7 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
         limit = replace(rate, name=name)
     else:
         raise ConfigurationError(f"limit {name!r}: {shown(rate)} is neither a rate, such as '100/s', nor a Limit")
-    if code is not None and isinstance(code, Concurrency) != isinstance(limit, Concurrency):
+    if code is not None and is_other_kind(code, limit):
         raise ConfigurationError(
             f"limit {name!r} is {code} in the code: places cannot become a rate, nor a rate places; "
             "give the other one another name"
@@ -161,8 +170,15 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     return limit
 
 
+def is_other_kind(limit: AnyLimit, other: AnyLimit) -> bool:
+    """Whether one is a rate, and the other one places: what is stored is then not in force."""
+    return isinstance(limit, Concurrency) != isinstance(other, Concurrency)
+
+
 def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
     """The limit that is stored as ``said``; options that are not stored are those of the code's limit."""
+    if isinstance(code, Concurrency) == ("rate" in said):
+        code = None  # the code's limit has become one of the other kind, whose options are others
     ours: dict[str, Any] = {}
     if code is not None:
         kept = ("key", "missing_key", "per_worker", "fair", "weights", "max_parked")

@@ -68,8 +68,7 @@ class ExpectedTurns:
         self.expect(str(headers.get("id")), name, at, now)
         limit = limits.get(lot[0]) if lot else None
         if limit is not None:
-            interval = getattr(limit, "interval", 0.0)
-            self.expect_backlog(name, at + interval, interval, now)
+            self.expect_backlog(name, at + limit.interval, limit.interval, now)
 
     def expect_backlog(self, name: str, at: float, interval: float, now: float) -> None:
         """Tasks of this name are parked: the next has its turn at about ``at``, others every ``interval`` seconds.

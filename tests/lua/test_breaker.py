@@ -11,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter
+from celery_ratelimit import Breaker, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.stored_settings import note_of
 from celery_ratelimit.testing import EmbeddedServer
@@ -248,21 +248,3 @@ def test_pause_continues_while_the_breaker_is_open(limiter: Limiter, clock: Cloc
     report(limiter, *[FAILED] * 3)
     report(limiter, SUCCEEDED)
     assert limiter.config("api").paused == 60
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"open_after": 0}, {"open_after": 1.5}, {"of_last": 9}, {"of_last": 1001}, {"of_last": True}),
-        *({"half_open_every": 0}, {"half_open_every": float("nan")}, {"errors": ()}, {"errors": (SystemExit,)}),
-    ],
-)
-def test_impossible_breaker_raises_and_names_the_option(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        Breaker(**wrong)  # type: ignore[arg-type]
-
-
-def test_bad_breaker_values_raise() -> None:
-    with pytest.raises(ConfigurationError, match=r"breaker=10 must be True, False or a Breaker"):
-        Limit("1/s", breaker=10)  # type: ignore[arg-type]
-    assert Limit("1/s", breaker=True).breaker == Breaker()

@@ -573,6 +573,20 @@ def test_stored_algorithm_costs_no_extra_round_trip(make: Make, store: redis.Red
     assert scripts_run() == [3, 0], "nor in another process, nor when the code's limit holds again"
 
 
+@pytest.mark.parametrize(("stored", "code"), [(API, PLACES), (PLACES, API)])
+def test_stored_limit_of_another_kind_than_the_code_is_shown_and_not_in_force(
+    server: EmbeddedServer, store: redis.Redis, stored: AnyLimit, code: AnyLimit
+) -> None:
+    before, limiter = (Limiter.from_url(server.url, quotas={"a": replace(it, name="a")}) for it in (stored, code))
+    before.set_rate("a", replace(stored, name="a"))
+    config = limiter.config("a")
+    assert config.in_force == limiter.quotas["a"]
+    assert str(config.stored) == str(before.quotas["a"])
+    assert limiter.acquire("a").capacity == code.size
+    limiter.unset_rate("a")
+    assert limiter.config("a").stored is None
+
+
 def test_algorithm_of_a_newer_version_raises(make: Make, store: redis.Redis, clock: Clock) -> None:
     limiter = make()
     limiter.set_rate("api", Limit("1/s", algorithm="sliding_log"), version=7)

@@ -67,7 +67,8 @@ def test_recorded_responses_are_read(recorded: Recorded) -> None:
         ("1767225660250000", 60.25),
         ("1767225540", 0.0),  # it has passed
         ("12ms", 0.012),
-        ("1h0m1.5s", 3600.0),
+        ("1d1h1m1.5s", 90061.5),
+        ("3ns", 3e-9),
         ("7.66s", 7.66),
         ("250µs", 0.00025),
         ("2026-01-01T00:01:00Z", 60.0),
@@ -78,14 +79,15 @@ def test_recorded_responses_are_read(recorded: Recorded) -> None:
         ("Thursday, 01-Jan-26 00:01:00 GMT", 60.0),
         ("Thu Jan  1 00:01:00 2026", 60.0),
         ("30, 40", 40.0),
+        ("30;" + "a" * 997, 30.0),
         *[(text, None) for text in ("", "-1", "soon", "1e3", "inf", "nan", "٣", "0x10", "1 2", "m", "5 s", "--")],
         *[(text, None) for text in ("2026-13-01T00:00:00Z", "0000-00-00T00:00Z", "Thu, 99 Jan 2026", "9" * 31)],
         ("30;" + "a" * 2000, None),
     ],
 )
 def test_times_in_headers(text: str, seconds: float | None) -> None:
-    found = read_headers({"X-RateLimit-Reset": text}, NOW).reset_after
-    assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-4))
+    found = read_headers({"X-RateLimit-Reset": text}, NOW, max_pause=1e9).reset_after
+    assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-4 if seconds > 1 else 1e-12))
 
 
 def test_date_header_overrides_the_local_clock() -> None:
@@ -115,12 +117,20 @@ def test_tightest_of_several_quotas_counts() -> None:
     assert read_headers(headers, NOW) == Feedback(remaining=1, reset_after=5.0)
     assert read_headers({**headers, "X-RateLimit-Remaining": "1"}, NOW) == Feedback(remaining=1, reset_after=500.0)
     assert read_headers({**headers, "X-RateLimit-Remaining": "?"}, NOW) == Feedback(remaining=1, reset_after=5.0)
+    assert read_headers({"X-RateLimit-Remaining": "5, 3"}, NOW) == Feedback(remaining=3)
+    assert read_headers({"X-RateLimit-Remaining": "5, -1"}, NOW) == Feedback(), "no quota applies"
+    assert read_headers({"X-RateLimit-Limit": "100"}, NOW) == Feedback(), "nothing is known of what is left"
+    assert read_headers({"RateLimit": "daily;r=5;t=9"}, NOW) == Feedback(remaining=5, reset_after=9.0)
+    shop = {"X-Shopify-Shop-Api-Call-Limit": "32/40", "Retry-After": "0.5"}
+    assert read_headers(shop, NOW) == Feedback(retry_after=0.5, remaining=8, limit=40, refills=True)
 
 
-def test_times_are_capped() -> None:
+def test_times_and_numbers_are_capped() -> None:
     ten_years = {"retry-after": "315360000", "x-ratelimit-reset": "315360000"}
     assert read_headers(ten_years, NOW) == Feedback(retry_after=3600.0, reset_after=3600.0)
     assert read_headers(ten_years, NOW, max_pause=60) == Feedback(retry_after=60, reset_after=60)
+    most = {"x-ratelimit-remaining": "9" * 20, "x-ratelimit-limit": "9" * 20}
+    assert read_headers(most, NOW) == Feedback(remaining=10**15, limit=10**15)
 
 
 HTTPX = httpx.Response(429, headers=HEADERS, request=httpx.Request("GET", "http://upstream"))
@@ -159,6 +169,7 @@ def test_responses_and_errors_of_any_client(response: Any) -> None:
 def test_an_error_of_another_kind_is_no_refusal() -> None:
     assert not read_response(ClientError(_aws(400, "ValidationException"), "PutItem"), NOW).is_refusal
     assert not read_response({"ResponseMetadata": {}}, NOW).is_refusal
+    assert read_response(SimpleNamespace(headers=None, status=200), NOW) == Feedback(status=200)
 
 
 @pytest.mark.parametrize("response", [None, 429, {}, requests.ConnectionError(), ValueError("no")])
@@ -226,5 +237,6 @@ def test_long_headers_are_read_in_linear_time() -> None:
 def test_upstream_throttled_reads_a_response() -> None:
     dates = {"Date": formatdate(NOW, usegmt=True), "Retry-After": formatdate(NOW + 7, usegmt=True)}
     said = SimpleNamespace(status_code=429, headers=dates)
-    assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7
+    for said.status_code in (429, 400):  # the caller says that it is a refusal
+        assert UpstreamThrottled.from_response(said, limit="api").retry_after == 7
     assert UpstreamThrottled.from_response(SimpleNamespace(status_code=429, headers={})).retry_after is None

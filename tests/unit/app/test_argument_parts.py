@@ -71,6 +71,7 @@ def test_dot_and_brackets_are_equal_in_dicts_and_objects(key: str, order: Any) -
         ("{order.items}", {"items": "ann"}),  # and not the method
         ("{order[0]}", {"0": "ann"}),  # as JSON writes the key 0
         ("{order[0]}", {0: "ann"}),
+        ("{order[0]}", ["ann", "0"]),
         ("{order[a.b]}", {"a.b": "ann"}),
         ("{order.real}nn", type("Named", (), {"real": "a"})()),
     ],

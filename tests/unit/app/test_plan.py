@@ -1,14 +1,15 @@
-"""The plan of a task: its limits, the requests of a call, and its policy."""
+"""The plan of a task: its limits, and the requests of a call."""
 
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any
 
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
-from celery_ratelimit.app.plan import Plan, make_plan
+from celery_ratelimit.app.plan import Plan, is_meant, make_plan
 from celery_ratelimit.app.settings import settings_of
 from tests.unit.apps import make_app, plan_of, requests_of
 
@@ -107,6 +108,7 @@ def test_without_keys_and_computed_costs_the_arguments_are_not_looked_at() -> No
     [
         (Limit("1/s", key="{tenant_id}"), r"key='\{tenant_id\}'.*'tenant_id'.*order_id, tenant, amount"),
         (Limit("1/s", key="{tenant}:{x.y}"), "'x'.*order_id, tenant, amount"),
+        (Limit("1/s", key="{x}", fair="{weight}", missing_key="exempt"), r"fair='\{weight\}'.*'weight'"),
         (Limit("1/s", burst=9, cost="weight"), "cost='weight'.*'weight'.*order_id, tenant, amount"),
         (Limit("1/s", key="order_id"), r"key='order_id' .*the same for every call.*key='\{order_id\}'"),
         (Limit("1/s", key="{{braces}}"), r"key='\{tenant_id\}'"),
@@ -147,6 +149,20 @@ def test_own_limits_then_patterns_then_the_queue() -> None:
     task = app.task(name="shop.charge", limits="10/s")(charge)
     plan = make_plan(task, "emails", settings_of(app))
     assert names(plan) == [("shop.charge", "10/s"), ("stripe", "100/s"), ("shop.charge#2", "7/m"), ("emails", "14/s")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "means"),
+    [
+        ("shop.*", "shop.charge", True),
+        ("shop.*", "mail.send", False),
+        ("*", "celery.chord_unlock", False),  # Celery's own tasks are limited by name only
+        ("celery.chord_unlock", "celery.chord_unlock", True),
+        ("shop.[ab]", "shop.[ab]", True),
+    ],
+)
+def test_pattern_means_tasks_by_name(pattern: str, name: str, means: bool) -> None:
+    assert is_meant(pattern, name) is means
 
 
 def test_tasks_of_one_pattern_have_buckets_of_their_own_and_share_quotas_and_queues() -> None:
@@ -195,82 +211,24 @@ def test_invalid_limits_error_names_the_task(limits: Any, part: str) -> None:
     assert part in str(caught.value)
 
 
-# -- What becomes of a throttled task ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("options", "policy"),
+    ("limits", "throttle", "matters"),
     [
-        ({"limits": "10/s"}, ("retry", 0.02, None, "fail")),
-        ({"limits": "100000/s"}, ("retry", 0.02, None, "fail")),
-        ({"limits": ["1000/s", "1/m"]}, ("retry", 0.02, None, "fail")),
-        ({"limits": Concurrency(3)}, ("retry", 0.0, None, "fail")),
-        ({"throttle": "wait", "inline_wait": 0, "max_wait": 60, "overflow": "drop"}, ("wait", 0.0, 60.0, "drop")),
+        ("1/s", "retry", {"parks"}),
+        ("1/s", "wait", set()),
+        (["1/s", Concurrency(2)], "retry", {"parks", "leased"}),
+        (Limit("1/s", breaker=True), "retry", {"parks", "has_breaker"}),
+        (Limit("10/s", burst=10, priority_reserve={0: 0.2}), "retry", {"parks", "reserves"}),
+        (Limit("1/s", algorithm="leaky_bucket"), "retry", {"parks"}),
+        (Limit("1/s", algorithm="leaky_bucket", capacity=3), "retry", set()),
     ],
 )
-def test_policy_of_a_task(options: dict[str, Any], policy: tuple[Any, ...]) -> None:
-    made = plan_of(charge, **{"limits": "1/s", **options}).policy
-    assert (made.throttle, made.inline_wait, made.max_wait, made.overflow) == policy
-    assert type(made.inline_wait) is float
-    assert made.max_wait is None or type(made.max_wait) is float
-
-
-LEAKY = Limit("1/s", algorithm="leaky_bucket", capacity=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *[({"throttle": value}, f"throttle={value!r}.*'retry', 'wait', 'drop', 'fail'") for value in ("park", None)],
-        *[
-            ({"overflow": value}, f"overflow={value!r}.*'fail' nor 'drop' nor the name of a queue")
-            for value in ("retry", "fial", "")
-        ],
-        *[({"inline_wait": value}, f"inline_wait={value!r}.*a number of sec") for value in (-1, "1", True, math.nan)],
-        *[({"max_wait": value}, f"max_wait={value!r}.*a number of seconds") for value in (-0.1, math.inf, "60")],
-        *[({"coalesce": value}, f"coalesce={value!r} is not one of 'newest', 'oldest'") for value in ("latest", True)],
-        ({"coalesce_key": "{order_id}"}, "coalesce_key='{order_id}' .*coalesce"),
-        ({"coalesce": "newest", "throttle": "wait"}, "throttle='wait' leaves the backlog in the broker"),
-        ({"coalesce": "newest", "throttle": "drop"}, "throttle='drop' lets no task wait"),
-        ({"coalesce": "newest", "throttle": "fail"}, "throttle='fail' lets no task wait"),
-        ({"coalesce": "newest", "coalesce_key": "{ordre_id}"}, "names the argument 'ordre_id', .*order_id, tenant"),
-        ({"coalesce": "newest", "coalesce_key": "{"}, "coalesce_key='{' is not a template"),
-        ({"coalesce": "newest", "coalesce_key": "{0}"}, "must name the task's arguments"),
-        ({"coalesce": "newest", "coalesce_key": 7}, "coalesce_key=7 must be a template"),
-        ({"coalesce": "newest", "limits": LEAKY}, "a leaky bucket with a capacity is a queue by itself"),
-    ],
-)
-def test_invalid_option_error_names_task_and_value(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"task 'shop\.charge'.*{message}"):
-        plan_of(charge, **{"limits": "1/s", **options})
-
-
-# -- Which calls coalesce ----------------------------------------------------------------------------------------------
-
-
-def test_task_coalesces_by_its_option_alone() -> None:
-    assert plan_of(charge, limits="1/s", coalesce="oldest").policy.coalesce == "oldest"
-    assert plan_of(charge, limits="1/s").alone("sync", (1,), {}) == ""
-
-
-def test_without_a_key_equal_arguments_coalesce() -> None:
-    plan = plan_of(charge, limits="1/s", coalesce="newest")
-    alone = plan.alone("sync", (1,), {})
-    assert alone[0] == "n"
-    assert len(alone) == 33
-    assert plan.alone("sync", (), {"order_id": 1, "tenant": "none"}) == alone
-    others = [((2,), {}), ((1, "new"), {}), ((1,), {"amount": 2}), (("1",), {})]
-    assert len({plan.alone("sync", args, kwargs) for args, kwargs in others} | {alone}) == 5
-    assert plan.alone("another", (1,), {}) != alone, "of a name"
-
-
-@pytest.mark.parametrize("key", ["{order_id}", lambda order_id, tenant="", amount=1: order_id])
-def test_coalesce_key_selects_the_arguments(key: Any) -> None:
-    plan = plan_of(charge, limits="1/s", coalesce="oldest", coalesce_key=key)
-    assert plan.alone("sync", (1, "a"), {}) == plan.alone("sync", (1,), {"amount": 2}) != plan.alone("sync", (2,), {})
-
-
-def test_unfillable_coalesce_key_error_names_the_task() -> None:
-    plan = plan_of(charge, limits="1/s", coalesce="oldest", coalesce_key="{order_id.id}")
-    with pytest.raises(ConfigurationError, match=r"task 'sync': coalesce_key=.* cannot be filled"):
-        plan.alone("sync", (1,), {})
+def test_what_matters_for_the_limits_of_a_plan(limits: Any, throttle: str, matters: set[str]) -> None:
+    plan = plan_of(charge, limits=limits, throttle=throttle)
+    assert {name for name in ("parks", "leased", "has_breaker", "reserves") if getattr(plan, name)} == matters
+    assert plan.longest_pause == (0.25 if "leased" in matters else math.inf)
+    buckets = [plan.buckets(plan.demands((7,), {}, priority)) for priority in (0, 9)]
+    assert buckets[0][0] == ("shop.charge", "")
+    assert buckets[0] == plan.buckets(plan.demands((7,), {}))
+    assert plan.node == socket.gethostname()
+    assert (buckets[0] != buckets[1]) is ("reserves" in matters), "requests that may use a reserve have their own queue"

@@ -15,6 +15,7 @@ from celery_ratelimit.app.state import check_store, limiter_of
 from tests.unit.apps import make_app
 
 URL = "redis://limits:6379/3"
+SECRET = "hunter2"
 
 
 def error_of(app: Celery) -> str:
@@ -114,7 +115,18 @@ def test_defaults() -> None:
     settings = settings_of(make_app(URL))
     assert (settings.quotas, settings.tasks, settings.queues) == ({}, (), {})
     assert (settings.on_store_error, settings.prefix) == ("defer", "ratelimit")
+    assert (settings.fleet, settings.orphans_after, settings.max_upstream_throttles) == ("", 60.0, 20)
+    assert (settings.missing_key, settings.observers, settings.counts) == ("error", (), True)
     assert settings.return_queue_for("emails") == "emails.throttled"
+
+
+def test_fleet_is_named_by_letters_digits_and_signs() -> None:
+    assert settings_of(make_app(URL, ratelimit_fleet="Blue_1.a-b")).fleet == "Blue_1.a-b"
+
+
+def test_credentials_are_not_shown() -> None:
+    app = make_app(URL, ratelimit_url=f"redis://:{SECRET}@limits/0", ratelimit_store_options={"password": SECRET})
+    assert SECRET not in repr(settings_of(app))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +161,13 @@ def test_a_return_queue_is_its_own(template: str) -> None:
     ("options", "prefix"),
     [
         ({}, "ratelimit"),
+        (None, "ratelimit"),
         ({"global_keyprefix": ""}, "ratelimit"),
         ({"global_keyprefix": "one:"}, "one:ratelimit"),
         ({"global_keyprefix": "{one} 1%:"}, "%7Bone%7D%201%25:ratelimit"),
     ],
 )
-def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: dict[str, str], prefix: str) -> None:
+def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: Any, prefix: str) -> None:
     assert settings_of(make_app(URL, broker_transport_options=options)).prefix == prefix
     chosen = settings_of(make_app(URL, broker_transport_options=options, ratelimit_prefix="ratelimit"))
     assert chosen.prefix == "ratelimit"
@@ -179,7 +192,7 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
         *[
             ({"ratelimit_quotas": {"a": quota}}, rf"ratelimit_quotas\['a'\]: .*{message}")
             for quota, message in [
-                ("100/ms", "'100/ms'"),
+                ("100/ms", "cannot read the rate '100/ms'"),
                 (5, "5 is not a limit"),
                 (["1/s", "9/m"], r"\['1/s', '9/m'\]"),
                 ([], r"\[\]"),
@@ -205,6 +218,17 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
             {"ratelimit_quotas": {"s3_reads": "1/s"}, "ratelimit_queues": {"q": "s3_read"}},
             r"ratelimit_queues\['q'\].*no quota 's3_read'.*did you mean 's3_reads'",
         ),
+        *[
+            ({kind: {"a": []}}, rf"{kind}\['a'\]: \[\] names no limit")
+            for kind in ("ratelimit_tasks", "ratelimit_queues")
+        ],
+        ({"ratelimit_missing_key": "skip"}, "ratelimit_missing_key='skip' is not one of 'error', 'exempt', 'shared'"),
+        *[({"ratelimit_fleet": name}, f"ratelimit_fleet={name!r} must be a name") for name in ("", "a b", 5)],
+        ({"ratelimit_counts": 1}, "ratelimit_counts=1 must be True or False"),
+        *[
+            ({"ratelimit_max_upstream_throttles": most}, f"throttles={most!r} must be a whole number, 0 or more")
+            for most in (-1, 1.5, True)
+        ],
         ({"ratelimit_queues": {"q": "14"}}, r"ratelimit_queues\['q'\].*'14'"),
         ({"ratelimit_queues": {"q": [["1/s"]]}}, r"ratelimit_queues\['q'\].*\['1/s'\] is not a limit"),
         *[({"ratelimit_prefix": prefix}, f"ratelimit_prefix={prefix!r}") for prefix in ("", "a{b}", 5)],
@@ -214,7 +238,7 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
         ],
         *[
             ({"ratelimit_orphans_after": after}, f"ratelimit_orphans_after={after!r}.*a number of seconds")
-            for after in (-1, "60")
+            for after in (-1, "60", True, 1e9)
         ],
         *[
             ({"ratelimit_url": url}, "ratelimit_url=.*'redis://host:6379/0'")
@@ -225,9 +249,6 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
 )
 def test_invalid_setting_error_names_it_and_the_remedy(conf: dict[str, Any], message: str) -> None:
     assert re.search(message, text := error_of(make_app(URL, **conf))), text
-
-
-SECRET = "hunter2"
 
 
 @pytest.mark.parametrize("choice", ["defer", "allow", "local", "raise"])

@@ -12,13 +12,13 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import ConfigurationError, Limit, Limiter
 from celery_ratelimit.backlog.scripts import weights_text
 from celery_ratelimit.limiter.call_requests import demands_of
 from celery_ratelimit.limiter.limit_request import each_bucket_once
 from celery_ratelimit.limiter.resolve_request import RequestResolver
 from celery_ratelimit.limits import rates
-from celery_ratelimit.limits.rates import limit_of_key
+from celery_ratelimit.limits.rates import has_other_answers, limit_of_key
 from celery_ratelimit.operations.bucket_status import standings_of
 from celery_ratelimit.testing import EmbeddedServer
 
@@ -57,13 +57,20 @@ def by_model(written: Any = None, **options: Any) -> Limit:
         (dict(WRITTEN).get, "gpt-large", "10/m"),
     ],
 )
-def test_rate_of_a_key(written: Any, key: str, rate: str) -> None:
+def test_rate_of_a_key(written: Any, key: str, rate: str, caplog: pytest.LogCaptureFixture) -> None:
     (demand,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", key, None, None)
     assert demand.limit.rate == rate  # type: ignore[attr-defined]
     (same,) = RequestResolver({"tokens": by_model(written)}).plain("tokens", None, None, {"model": key})
     assert same == demand
     (of_task,) = demands_of([by_model(written)], inspect.signature(lambda model: None), [key], {})
     assert of_task == demand
+    assert not caplog.records
+    assert has_other_answers(by_model(written)) is (type(written) is not dict)
+
+
+def test_key_that_is_no_text_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"key=\[1\] must be a text"):
+        RequestResolver({"tokens": by_model()}).plain("tokens", [1], None, None)  # type: ignore[arg-type]
 
 
 def test_answers_are_cached_for_the_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +88,9 @@ def test_answers_are_cached_for_the_ttl(monkeypatch: pytest.MonkeyPatch) -> None
     now[0] += 0.2
     assert limit_of_key(limit, "a").rate == "2/m"
     assert asked == ["a", "a"]
+    for number in range(10_001):
+        limit_of_key(limit, str(number))
+    assert 1 < len(limit.rates._cache) < 10_000, "the cache is bounded"
 
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError("database"), SystemExit(1), "many", 7, "99999999999/s"])

@@ -26,7 +26,8 @@ NONE = Throughput()
         (100, bucket(), NONE, 5.0, ""),
         (100, bucket(wait=30.0), NONE, 35.0, ""),
         (100, bucket(), Throughput(10.0, 200, 20.0), 5.0, ""),
-        (100, bucket(), Throughput(10.0, 185, 20.0), 5.0, ""),  # no clear difference
+        (100, bucket(), Throughput(10.0, 156, 20.0), 5.0, ""),  # no clear difference
+        (100, bucket(), Throughput(10.0, 155, 20.0), 6.4516, "workers start 16/s of 20/s allowed"),
         (100, bucket(), Throughput(10.0, 10, 20.0), 100.0, "workers start 1/s of 20/s allowed"),
         (100, bucket(waiting=40), Throughput(10.0, 10, 20.0), 140.0, "workers start 1/s of 20/s allowed"),
         (100, bucket(), Throughput(10.0, 10, 20.0, age=12.0), 328.0, "workers start 1/s of 20/s allowed"),
@@ -42,7 +43,7 @@ def test_the_slower_of_limit_and_workers_decides(
     permits: float, standing: BucketStatus, throughput: Throughput, seconds: float, limited_by: str
 ) -> None:
     found = forecast(permits, standing, throughput)
-    assert (found.seconds, found.limited_by) == (pytest.approx(seconds), limited_by)
+    assert (found.seconds, found.limited_by) == (pytest.approx(seconds, rel=1e-5), limited_by)
     assert found.reason == ""
 
 
@@ -59,7 +60,7 @@ def test_unknown_forecast_gives_a_reason(
     standing: BucketStatus, throughput: Throughput, held_up: str, reason: str
 ) -> None:
     found = forecast(3, standing, throughput, held_up)
-    assert found == Forecast(None, reason=reason)
+    assert found == Forecast(None, 0.0, reason)
     assert str(found) == f"not known: {reason}"
 
 
@@ -87,6 +88,13 @@ def test_band_grows_with_fewer_measured_permits() -> None:
         found = forecast(100, bucket(interval=0.0), Throughput(seconds, permits))
         assert found.seconds == 50
         assert found.band == pytest.approx(50 * (0.1 + 2 / permits**0.5 + 1 / seconds) + 1)
+    paused = forecast(5, bucket(wait=30.0, interval=0.0), Throughput(50.0, 100))
+    assert (paused.seconds, paused.band) == (30, pytest.approx(30 * (0.1 + 2 / 10 + 1 / 50) + 1))
+
+
+def test_forecast_as_text() -> None:
+    assert str(Forecast(90.0, 10.0)) == "in 1 min 30 s, give or take 10.0 s"
+    assert str(Forecast(90.0, 10.0, limited_by="workers")) == "in 1 min 30 s, give or take 10.0 s: workers"
 
 
 def test_throughput_window_follows_the_age_of_the_backlog() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from celery_ratelimit._celery import Pool as CeleryPool
 from celery_ratelimit._celery.pool import _Job
-from celery_ratelimit.worker.capacity import AHEAD, LEAST_SHARE, PoolCapacity
-from celery_ratelimit.worker.expected_turns import ExpectedTurns
+from celery_ratelimit.worker.capacity import AHEAD, LISTEN, PoolCapacity
+from celery_ratelimit.worker.request import AcquireCall
+from celery_ratelimit.worker.request_queue import ACQUIRE_EARLY
 
 NOW = 100.0
 NEVER = float("inf")
@@ -76,22 +76,25 @@ def test_permit_needs_a_process(pool: tuple[object, ...], grants: tuple[float, .
         ((2, 1), (), "5", 1, NEVER, False),  # a turn has come
         ((2, 2), (), "5", 1, NEVER, True),
         ((2, 1), (0.05,), "0.1", 0, NEVER, False),  # it would not be back in time for the permit
-        ((2, 1), (0.05,), "0.01", 0, NEVER, True),  # it will
+        ((2, 1), (0.05,), "0.02", 0, NEVER, True),  # it will
         ((2, 1), (), "5", 0, NOW + 0.9, False),  # kept: it would be back in five seconds
         ((2, 1), (), "5", 0, NOW + 1.1, True),
         ((2, 1), (), "0.1", 0, NOW + 0.04, False),
         ((2, 1), (), "0.1", 0, NOW + 0.06, True),  # another process will be free about then
         ((2, 2), (), "5", 0, NOW + 0.9, True),  # one is kept, not two
         ((1, 1), (), "5", 0, NOW + 0.9, True),  # the only one is not kept, or nothing unlimited would run
+        ((1, 1), (), "0.004", 0, NOW + 0.003, False),  # but for a few milliseconds
         ((2, 0, "0.001"), (), "0.001", 0, NOW + 1, True),  # very short ones may wait in the pool
         ((2, -40, "0.001"), (), "0.001", 0, NOW + 1, True),
         ((2, -110, "0.001"), (), "0.001", 0, NOW + 1, False),  # 0.05 s of two processes
+        ((2, -45, "0.001"), (), "0.001", 0, NOW + 0.04, False),  # 0.02 s of them
         ((2, 0, "0.001"), (), "0.001", 1, NEVER, False),  # not before the task whose turn has come
         ((2, 0, "0.001"), (), "0.001", 0, NOW + 0.004, False),
         ((2, 0, "5"), (), "0.001", 0, NOW + 1, False),  # behind long ones they would be late
         ((2, 0, "0.1"), (), "0.1", 0, NEVER, True),  # while nothing waits: a second's worth
         ((2, -18, "0.1"), (), "0.1", 0, NEVER, True),
         ((2, -25, "0.1"), (), "0.1", 0, NEVER, False),
+        ((2, 0, "0.1"), (), "1", 0, NEVER, False),
         ((2, 0, "0.001", NOW, False), (), "0.001", 0, NEVER, False),  # where the gate itself would have to wait
         ((2, 1, "0.001", NOW, False), (), "0.001", 0, NEVER, True),
     ],
@@ -102,146 +105,80 @@ def test_unlimited_task_needs_an_unreserved_process(
     assert capacity(*pool, grants=grants).for_unlimited(NOW, name, claims=claims, turn=turn) is may
 
 
+def test_unlimited_task_waits_where_a_part_of_the_last_process_is_reserved() -> None:
+    assert not capacity(2, 1, grants=(0.0,), taking="0.01").for_unlimited(NOW, "5", claims=0, turn=NEVER)
+    assert not capacity(2, 1).has_for_permit(NOW, owed=True), "the next process is for an unlimited task"
+
+
 def test_removed_reservation_frees_its_process() -> None:
     made = capacity(4, 1, grants=(0.0, 0.05))
     assert not made.has_for_permit(NOW)
+    assert made.free(NOW, "5") == 0
     made.reservations.remove(NOW)
     assert made.has_for_permit(NOW)
     assert not made.has_for_permit(NOW + 0.05)
 
 
-def test_expected_turn_lasts_until_its_task_returns_or_is_late() -> None:
-    turns = capacity(4, 4).turns
-    assert turns.next(NOW) == NEVER
-    turns.expect("b", "5", NOW + 0.5, NOW)
-    turns.expect("a", "0.1", NOW + 0.2, NOW)
-    assert turns.next(NOW) == NOW + 0.2
-    assert turns.pop("a") == NOW + 0.2
-    assert turns.pop("never expected") == 0.0
-    assert turns.next(NOW) == NOW + 0.5
-    turns.expect("b", "5", NOW + 0.9, NOW)  # another copy
-    assert turns.next(NOW) == NOW + 0.9
-    assert turns.next(NOW + 0.95) == NOW + 0.9, "a timer may be late"
-    assert turns.next(NOW + 2) == NEVER
+def test_call_for_permits_reserves_a_process_for_each_until_it_ends() -> None:
+    made, call = capacity(4, 2), AcquireCall([None, None], for_permit=True)  # type: ignore[list-item]
+    made.reservations.acquire(call, "5")
+    assert made.free(NOW, "5") == 0
+    made.reservations.end_acquiring(call)
+    assert made.free(NOW, "5") == 2
 
 
-def test_expected_turn_of_a_queue_does_not_expire() -> None:
-    made = capacity(4, 4)
+def test_clear_forgets_requests_and_turns() -> None:
+    made = capacity(4, 4, grants=(0.0, 0.05))
+    made.reservations.acquire(AcquireCall([None], for_permit=True), "5")  # type: ignore[list-item]
     made.turns.expect_queue("queue 1", "0.1", NOW + 0.5, NOW)
-    assert made.turns.next(NOW + 60) == NOW + 0.5
-    assert made.kept_for_briefer(NOW + 60, "5") == 1
-    made.turns.pop("queue 1")
-    assert made.turns.next(NOW + 60) == NEVER
+    made.turns.note_ready("queue 2", "0.1")
+    made.clear()
+    assert made.free(NOW, "5") == 4
+    assert not made.reservations.times
+    assert not any((made.turns._turns, made.turns._queues, made.turns._ready, made.turns._by_name))
 
 
-def test_long_task_leaves_a_process_to_a_waiting_briefer_task() -> None:
-    """Two queues wait for a process, and the queue of the long task has waited longer."""
-    made = capacity(4, 4)
-    for number in (1, 2):
-        made.turns.note_ready(f"queue {number}", "0.1")
-        made.turns.note_ready(f"queue {number + 2}", "5")
-    assert made.kept_for_briefer(NOW, "0.1") == 0
-    for number, kept in ((1, 1), (2, 1), (3, 0)):
-        assert made.kept_for_briefer(NOW, "5") == kept
-        made.turns.pop(f"queue {number}")
-
-
-def test_past_turns_do_not_accumulate() -> None:
-    turns = capacity(4, 4).turns
-    for number in range(1000):
-        turns.expect(str(number), "5", NOW + number + 1, NOW + number)
-        if number % 2:
-            turns.pop(str(number))  # the others were revoked
-    assert sum(map(len, turns._by_name.values())) + len(turns._turns) <= 4
+def test_permits_for_later_are_not_taken_again() -> None:
+    """One of eight processes is reserved for now, and two permits are good later."""
+    assert capacity(8, 8, grants=(0.0, 0.05, 0.06)).max_permits(NOW, "5") == 5
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "turn", "kept"),
+    ("processes", "name", "at_once", "ahead", "one_ends_in", "pause"),
     [
-        ("2", "0.01", 0.1, 1),  # the brief task's turn comes while the long one would run
-        ("2", "0.01", 1.9, 1),
-        ("2", "0.01", 2.1, 0),  # it has ended by then
-        ("2", "0.4", 0.1, 1),
-        ("2", "0.6", 0.1, 0),  # about as long: in the order of arrival
-        ("0.01", "2", 0.0, 0),
-        ("2", "2", 0.1, 0),
-        ("inf", "0.01", 0.1, 1),  # a task that has not run yet may take long
-        ("2", "inf", 0.1, 1),  # or may be brief
-        ("inf", "inf", 0.1, 0),
-        ("0.05", "inf", 0.1, 0),  # it leaves none to a task that leaves one to it: neither would start
-        ("inf", "0.3", 0.1, 0),
-        ("0.004", "0.0001", 0.001, 0),  # brief enough itself
+        (4, "5", 4, AHEAD, 1.25, 25.0),
+        (4, "0.1", 4, 0.05, 0.025, 0.5),
+        (4, "0.01", 40, ACQUIRE_EARLY, 0.0025, 0.1),
+        (4, "0", 400, ACQUIRE_EARLY, 0.0, 0.1),
+        (1, "inf", 1, AHEAD, NEVER, 1.0),
+        (0, "5", 0, AHEAD, 5.0, 100.0),  # while the pool starts
     ],
 )
-def test_long_task_leaves_a_process_to_a_briefer_task_with_a_turn(
-    name: str, other: str, turn: float, kept: int
+def test_figures_follow_the_run_time(
+    processes: int, name: str, at_once: int, ahead: float, one_ends_in: float, pause: float
 ) -> None:
-    for pool in ((2, 1), (4, 1)):
-        made = capacity(*pool)
-        made.turns.expect("a", other, NOW + turn, NOW)
-        assert made.kept_for_briefer(NOW, name) == kept
-        assert made.has_for_permit(NOW, name) is not bool(kept)
-        assert made.free(NOW, name) == 1 - kept
+    made = capacity(processes, processes)
+    assert made.short_term_capacity(name) == at_once
+    assert made.ahead(name) == ahead
+    assert made.seconds_of_one(name) == one_ends_in
+    assert made.pause_after(name) == pytest.approx(pause)
 
 
-def test_two_tasks_never_wait_for_one_another() -> None:
-    """Brief tasks that took 20 ms on a busy machine, and a long one that has not ended yet, waited for one another."""
-    names = ["0.001", "0.01", "0.05", "0.2", "0.6", "2", "30", "inf"]
-    for one, other in itertools.combinations(names, 2):
-        made = capacity(4, 4)
-        for number, name in enumerate((one, other)):
-            made.turns.note_ready(f"queue {number}", name)
-        assert made.kept_for_briefer(NOW, one) + made.kept_for_briefer(NOW, other) <= 1
+@pytest.mark.parametrize(
+    ("pool", "is_saturated"),
+    [((2, 0, "5"), True), ((2, 0, "0.5"), False), ((2, 1, "5"), False)],  # one is free within a second; one is free
+)
+def test_saturated_pool_has_no_process_for_long(pool: tuple[object, ...], is_saturated: bool) -> None:
+    assert capacity(*pool).is_saturated(NOW) is is_saturated
 
 
-def keeper(*, keeps: bool = True) -> PoolCapacity:
-    """A worker of six with one process, in which a brief task waits for it."""
-    made = PoolCapacity(Pool(1, 1), lambda: 6, lambda: keeps)  # type: ignore[arg-type]
-    made.turns.note_ready("queue 0", "0.01")
-    return made
-
-
-def test_long_tasks_get_a_bounded_share_of_a_kept_process() -> None:
-    """Not each that has waited for long: beside a long backlog of both, they would have it one after the other."""
-    made, pause = keeper(), round(2 / LEAST_SHARE)
-    assert keeper(keeps=False).has_for_permit(NOW, "2"), "one worker of the fleet keeps its only process"
-    went = [second for second in range(3 * pause) if made.has_for_permit(NOW + second, "2")]
-    assert went == [pause, 2 * pause], "long tasks do not starve, and starve no brief ones"
-
-
-def test_keep_time_restarts_after_a_gap() -> None:
-    made, pause = keeper(), 2 / LEAST_SHARE
-    assert not made.has_for_permit(NOW, "2")
-    assert not made.has_for_permit(NOW + 2 * pause, "2"), "no brief task was known in between"
-
-
-def test_long_tasks_are_returned_at_the_pace_of_the_other_workers() -> None:
-    made = keeper()
-    returned = [tenth for tenth in range(100) if made.gives_back(NOW + tenth / 10, "12")]
-    assert returned == list(range(0, 100, 10)), "each of six takes one in 12 s, and twice as often one is offered"
-    assert not keeper().gives_back(NOW, "0.01"), "it is no longer than the one that waits"
-    assert not keeper(keeps=False).gives_back(NOW, "12")
-    several = capacity(2, 1)
-    several.turns.note_ready("queue 0", "0.01")
-    assert not several.gives_back(NOW, "12"), "its other processes run long tasks"
-
-
-def test_expected_backlog_lasts_some_turns_per_worker() -> None:
-    turns = ExpectedTurns(float, lambda: 3)
-    turns.expect_backlog("0.01", NOW + 0.1, 0.5, NOW)
-    assert turns.next(NOW) == NEVER, "it may come to another worker"
-    assert turns.next_briefer("2", NOW) == NOW + 0.1
-    assert turns.next_briefer("2", NOW + 1) == NOW + 1, "it may have its turn at any time"
-    assert turns.next_briefer("2", NOW + 3.2) == NEVER
-
-
-def test_expected_backlog_pauses_with_the_return_queues() -> None:
-    turns = ExpectedTurns(float)
-    turns.expect_backlog("0.01", NOW, 0.05, NOW)
-    turns.pause(NOW + 0.5)
-    turns.resume(NOW + 60)
-    assert turns.next_briefer("2", NOW + 60.4) == NOW + 60.4
-    assert turns.next_briefer("2", NOW + 60.6) == NEVER
+def test_what_is_known_of_backlogs_stays_known_while_the_worker_is_saturated() -> None:
+    made = capacity(2, 1)
+    made.turns.expect_backlog("0.01", NOW, 0.05, NOW)
+    made.note_saturated(NOW + 0.5, saturated=True)
+    made.note_saturated(NOW + 60, saturated=False)
+    assert made.turns.next_briefer("2", NOW + 60.4) == NOW + 60.4
+    assert made.turns.next_briefer("2", NOW + 60.6) == NEVER
 
 
 def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() -> None:
@@ -249,7 +186,13 @@ def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() ->
     made.note_saturated(NOW - 5, saturated=True)
     made.note_saturated(NOW, saturated=False)
     assert not made.has_for_permit(NOW + 0.01, "2")
-    assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of its runtime"
+    unlimited = {second: made.for_unlimited(NOW + second, "2", claims=0, turn=NEVER) for second in (0.01, LISTEN)}
+    assert unlimited == {0.01: False, LISTEN: True}
+    assert made.for_unlimited(NOW + 0.01, "0.5", claims=0, turn=NEVER), "no long task"
+    wider = capacity(2, 2)
+    wider.note_saturated(NOW, saturated=False)
+    assert wider.for_unlimited(NOW + 0.01, "2", claims=0, turn=NEVER), "not the last process"
+    assert made.has_for_permit(NOW + LISTEN, "2"), "a hundredth of its runtime"
     made.note_saturated(NOW, saturated=True)
     made.note_saturated(NOW + 5, saturated=False)
     made.stop_listening()

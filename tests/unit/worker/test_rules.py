@@ -20,6 +20,7 @@ from celery_ratelimit.worker.request import PendingRequest, State
 from celery_ratelimit.worker.request_queue import LEAST_PAUSE, LimitQueue
 from celery_ratelimit.worker.rules import (
     BUNCHED,
+    NOTIFICATION_TIMEOUT,
     RETURN_HOLD,
     STALE,
     Acquire,
@@ -99,7 +100,13 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
         (pending(slot=True, not_before=NOW), limit_queue(), None, True, Acquire(for_permit=True)),
         # A request that could be parked acquires.
         (pending(), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
-        (pending("wait"), limit_queue(next_acquire=NOW + 1, closed=NOW + 0.01), None, True, BlockQueue(NOW + 1)),
+        (
+            pending("wait", inline=1.0),
+            limit_queue(next_acquire=NOW + 1, closed=NOW + 1),
+            None,
+            True,
+            BlockQueue(NOW + 1),
+        ),
         (
             pending("wait"),
             limit_queue(next_acquire=NOW + 1, closed=NOW + 2),
@@ -112,7 +119,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
             limit_queue(next_acquire=NOW + 1, closed=NOW + 2),
             None,
             True,
-            BlockQueue(NOW + 1),
+            BlockQueue(NOW + 1, None, 0.0),
         ),
         (pending("drop"), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
         # A request with a slot waits for a process.
@@ -135,8 +142,8 @@ def test_before_acquire(
     [
         (pending(), limit_queue(), BlockQueue(None)),  # it could have started at once
         (pending(), limit_queue(is_open=False, closed=NOW - 5), BlockQueue(None)),
-        (pending(), limit_queue(is_open=False, closed=NOW + 0.02), BlockQueue(None)),
-        (pending(), limit_queue(is_open=False, closed=NOW + 0.5), Park(RATE, 0.5)),  # makes room for what is behind it
+        (pending(inline=0.5), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
+        (pending(), limit_queue(is_open=False, closed=NOW + 0.5), Park(RATE, 0.5, since=0)),  # makes room for the next
         (pending(inline=1.0), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
         (pending(inline=0.0), limit_queue(closed=NOW + 0.5), Park(RATE, 0.5)),
         (pending(max_wait=1.0), limit_queue(is_open=False, closed=NOW + 0.5), Park(RATE, 0.5)),
@@ -269,6 +276,22 @@ def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool,
 
 
 @pytest.mark.parametrize(
+    ("request_", "wait", "action"),
+    [
+        (pending(slot=True), 0.5, BlockQueue(NOW + NOTIFICATION_TIMEOUT)),
+        (pending(), 0.02, RetryAt(NOW + LEAST_PAUSE, has_reservation=True)),
+        (pending("wait"), 5.0, BlockQueue(NOW + NOTIFICATION_TIMEOUT, PLACE, 5.0)),
+        (pending("wait"), 2 * LONGEST, BlockQueue(NOW + NOTIFICATION_TIMEOUT, PLACE, 2 * LONGEST)),
+        (pending(), 5.0, Park(PLACE, 5.0, since=77)),
+    ],
+)
+def test_request_that_is_notified_of_free_leases(request_: PendingRequest, wait: float, action: Action) -> None:
+    request_.demands = (PLACE,)
+    options: dict[str, Any] = {"max_hold": LONGEST, "parks": True, "early": EARLY, "is_notified": True}
+    assert refused(request_, reply(wait, binding="place"), NOW, for_permit=True, **options) == action
+
+
+@pytest.mark.parametrize(
     ("choice", "request_", "may_start", "wait", "action"),
     [
         ("defer", pending(), True, 0.0, Republish(3.0 + RETURN_EARLY)),
@@ -280,7 +303,7 @@ def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool,
         ("allow", pending(), False, 0.0, BlockQueue(None)),
         ("local", pending(), False, 0.0, BlockQueue(None)),
         ("local", pending(), True, 0.0, Start(0)),
-        ("local", pending(), True, RETURN_HOLD, RetryAt(NOW + RETURN_HOLD)),
+        ("local", pending(), True, RETURN_HOLD, RetryAt(NOW + RETURN_HOLD, has_reservation=False)),
         ("local", pending(), True, RETURN_HOLD + 0.1, Republish(3.0 + RETURN_EARLY)),
         ("local", pending("wait"), True, RETURN_HOLD + 0.1, RetryAt(NOW + RETURN_HOLD + 0.1)),
     ],
@@ -315,7 +338,7 @@ def test_rules_on_timer(
     state: State, late: float, interval: float, together: bool, is_idle: bool, action: Action
 ) -> None:
     limit = Limit(f"{round(10 / interval)}/10s", name="rate")
-    one = pending(demands=(LimitRequest(limit, "rate"),))
+    one = pending(demands=(LimitRequest(limit, "rate"), LimitRequest(Limit("1000/s", name="faster"), "faster")))
     one.state, one.at, one.permit_at_us = state, NOW - late, 77
     assert on_timer(one, NOW, together=together, is_idle=is_idle) == action
 
