@@ -161,7 +161,9 @@ class UpstreamThrottled(RateLimitError):
             raise ConfigurationError(f"UpstreamThrottled: key={shown(key)} must be a text")
         retry_after = None if retry_after is None else min(retry_after, LONGEST_RETRY_AFTER)
         super().__init__(retry_after, limit, key)
-        self.retry_after, self.limit, self.key = retry_after, limit, key
+        self.retry_after = retry_after
+        self.limit = limit
+        self.key = key
 
     @classmethod
     def from_response(cls, response: Any, *, limit: str | None = None, key: str | None = None) -> UpstreamThrottled:

@@ -14,7 +14,7 @@ good at one time, within its duration.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,7 +31,7 @@ from .operation import Operation, RunScript, without_errors
 from .script_calls import read_reply
 
 if TYPE_CHECKING:
-    from .script_operations import Operations
+    from .script_operations import LimiterScripts, Operations
 
 __all__ = ["MultiSlotDecider", "parts_of"]
 
@@ -64,10 +64,13 @@ class PartReply:
     """A script's reply about one part; see ``lua/include/reply.lua``."""
 
     def __init__(self, reply: Sequence[int], number: int) -> None:
-        self.allowed, self.wait, self.binding, self.at = reply[:4]
+        self.allowed: int = reply[0]
+        self.wait: int = reply[1]
+        self.binding: int = reply[2]
+        self.at: int = reply[3]
         told = 4 + 2 * number
-        self.states = [reply[i : i + 2] for i in range(4, told, 2)]
-        self.stored = [reply[i : i + 4] for i in range(told, len(reply), 4)]
+        self.states: list[Sequence[int]] = [reply[i : i + 2] for i in range(4, told, 2)]
+        self.stored: list[Sequence[int]] = [reply[i : i + 4] for i in range(told, len(reply), 4)]
 
 
 def joint(parts: Sequence[Part], replies: Mapping[int, PartReply], said_no: int | None = None) -> list[int]:
@@ -110,8 +113,9 @@ class MultiSlotDecider:
     """The decisions of one limiter over several hash slots."""
 
     def __init__(self, core: Operations) -> None:
-        self.core, self.scripts = core, core.scripts
-        self.parts = lru_cache(maxsize=1024)(parts_of)
+        self.core = core
+        self.scripts: LimiterScripts = core.scripts
+        self.parts: Callable[[tuple[LimitRequest, ...]], tuple[Part, ...]] = lru_cache(maxsize=1024)(parts_of)
         self._closed: dict[tuple[str, str], float] = {}
 
     def decide(
