@@ -73,9 +73,8 @@ class Gate:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.worker = worker
-        self._limits, self._builtin_calls = limits, BuiltinCallWarning()
+        self._limits, self._builtin_calls, self._numbers = limits, BuiltinCallWarning(), itertools.count()
         asker = self._asker = limiter._asker
-        self._numbers = itertools.count()
         # The store, and what is parked in it.
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         store_calls = self._store_calls = StoreCalls(worker, outage)

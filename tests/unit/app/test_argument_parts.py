@@ -36,7 +36,7 @@ class Order(pydantic.BaseModel):
 
 class Row(TypedDict, total=False):
     tenant_id: str
-    lines: list["Line"]
+    lines: "list[Line]"
 
 
 @dataclasses.dataclass
