@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .task import RateLimitedMixin, RateLimitedTask
     from .worker.bootstep import install
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "Adaptive",

@@ -125,8 +125,7 @@ def read_response(response: Any, now: float, *, unit: str = "requests", max_paus
         response = getattr(response, "response", response)
     if isinstance(response, Mapping) and isinstance(found := response.get("ResponseMetadata"), Mapping):
         headers, status = found.get("HTTPHeaders", {}), found.get("HTTPStatusCode")
-        error = response.get("Error")
-        if isinstance(error, Mapping) and _AWS_REFUSAL.fullmatch(str(error.get("Code"))):
+        if isinstance(error := response.get("Error"), Mapping) and _AWS_REFUSAL.fullmatch(str(error.get("Code"))):
             status = 429
     elif hasattr(response, "headers"):
         headers = response.headers or {}
@@ -159,9 +158,10 @@ class UpstreamThrottled(RateLimitError):
             raise ConfigurationError(f"UpstreamThrottled: retry_after={shown(retry_after)} must be a number of seconds")
         if key is not None and not isinstance(key, str):
             raise ConfigurationError(f"UpstreamThrottled: key={shown(key)} must be a text")
-        retry_after = None if retry_after is None else min(retry_after, LONGEST_RETRY_AFTER)
-        super().__init__(retry_after, limit, key)
-        self.retry_after, self.limit, self.key = retry_after, limit, key
+        self.retry_after: float | None = None if retry_after is None else min(retry_after, LONGEST_RETRY_AFTER)
+        super().__init__(self.retry_after, limit, key)
+        self.limit = limit
+        self.key = key
 
     @classmethod
     def from_response(cls, response: Any, *, limit: str | None = None, key: str | None = None) -> UpstreamThrottled:

@@ -22,10 +22,10 @@ from .observing import STARTED, Observation
 
 try:
     from opentelemetry import metrics, trace
-except ImportError as error:
+except ImportError as _error:
     raise ConfigurationError(
-        f"what OpenTelemetry needs is missing ({error}): pip install 'celery-ratelimit[otel]'"
-    ) from error
+        f"what OpenTelemetry needs is missing ({_error}): pip install 'celery-ratelimit[otel]'"
+    ) from _error
 
 __all__ = ["EVENT", "Telemetry", "instrument"]
 

@@ -34,14 +34,14 @@ try:
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.metrics_core import Metric
-except ImportError as error:
+except ImportError as _error:
     raise ConfigurationError(
-        f"what Prometheus needs is missing ({error}): pip install 'celery-ratelimit[prometheus]'"
-    ) from error
+        f"what Prometheus needs is missing ({_error}): pip install 'celery-ratelimit[prometheus]'"
+    ) from _error
 
 __all__ = ["Collector", "collector", "serve"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds for which a reading is served again, to several Prometheus servers or a page that is opened often.
 GOOD_FOR = 1.0

@@ -17,7 +17,7 @@ __all__ = ["task_throttled", "task_throttled_out"]
 #: bucket, ``""`` for a single bucket; ``outcome``: ``"waiting"`` (in the worker), ``"parked"``, ``"returned"`` (to the
 #: broker), ``"dropped"``, ``"failed"`` or ``"diverted"`` (to another queue); ``reason``: the reason as text.
 #: Receivers run in the worker's event loop: be quick. An error in a receiver is logged and changes nothing.
-task_throttled = Signal(
+task_throttled: Signal = Signal(
     name="task_throttled", providing_args={"request", "retry_after", "limit", "rate", "key", "outcome", "reason"}
 )
 
@@ -26,6 +26,6 @@ task_throttled = Signal(
 #: call; ``outcome``: ``"dropped"``, ``"coalesced"`` (another task waits in its place), or ``"expired"`` or
 #: ``"revoked"`` while it waited for a limit; ``reason``: the reason as text. The task's ``on_throttled_out`` is called
 #: just before. Its state is stored after that. Be quick, as in receivers of ``task_throttled``.
-task_throttled_out = Signal(
+task_throttled_out: Signal = Signal(
     name="task_throttled_out", providing_args={"task_id", "args", "kwargs", "outcome", "reason"}
 )

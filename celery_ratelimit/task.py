@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from celery import Celery, Task
 
@@ -21,7 +21,12 @@ from .worker.bootstep import install
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 
-logger = logging.getLogger("celery_ratelimit")
+if TYPE_CHECKING:
+    _Task: TypeAlias = Task[..., Any]
+else:  # before Celery 5.7 it has no type arguments
+    _Task = Task
+
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class RateLimitedMixin:
@@ -84,7 +89,7 @@ class RateLimitedMixin:
         return _settle(self, costs if actual_cost is None else actual_cost, limit)
 
 
-class RateLimitedTask(RateLimitedMixin, Task):
+class RateLimitedTask(RateLimitedMixin, _Task):
     """A task that starts only when its limits allow it, counted over every worker of the fleet.
 
     >>> @app.task(base=RateLimitedTask, limits="100/s")

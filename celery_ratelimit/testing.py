@@ -191,11 +191,11 @@ class EmbeddedServer:
     """
 
     def __init__(self, binary: str | None = None, *, persist: bool = False, options: Sequence[str] = ()) -> None:
-        self.binary = binary or os.environ.get("RATELIMIT_TEST_SERVER") or _wheel_binary()
+        self.binary: str = binary or os.environ.get("RATELIMIT_TEST_SERVER") or _wheel_binary()
         self.persist = persist
-        self.options = tuple(options)
-        self.port = free_port()
-        self.directory = Path(tempfile.mkdtemp(prefix="celery-ratelimit-"))
+        self.options: tuple[str, ...] = tuple(options)
+        self.port: int = free_port()
+        self.directory: Path = Path(tempfile.mkdtemp(prefix="celery-ratelimit-"))
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

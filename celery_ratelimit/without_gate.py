@@ -35,7 +35,7 @@ from .worker.upstream_returns import put_back
 
 __all__ = ["acquire_in_task", "return_in_task"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import kombu
+import pytest
+from celery import VERSION
 from kombu import exceptions
 
 from celery_ratelimit.testing import free_port
 
-__all__ = ["Broker", "RabbitMQ", "find_server", "running_node"]
+__all__ = ["Broker", "RabbitMQ", "find_server", "needs_quorum_queues", "running_node"]
+
+needs_quorum_queues = pytest.mark.skipif(VERSION[:2] < (5, 5), reason="Celery consumes quorum queues since 5.5")
 
 #: Virtual hosts that are made at a time. Each costs 0.06 s of the processor, and a call of ``rabbitmqctl`` 0.7 s.
 HOSTS = 60

@@ -39,7 +39,7 @@ __all__ = [
     "visibility_timeouts_of",
 ]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which a broker delivers an unacknowledged message again, by transport, unless configured.
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
@@ -61,7 +61,7 @@ class Broker:
         self._consumer = consumer
         self._timeouts: dict[str, float] = {}  # by queue, as far as they are declared
         self._consumer_timeout = math.inf  # what a channel was closed for
-        self.no_event_loop = consumer.hub is None
+        self.no_event_loop: bool = consumer.hub is None
 
     @property
     def connection(self) -> Any:

@@ -22,7 +22,7 @@ from .timers import Timers
 
 __all__ = ["BulkAcknowledge"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Messages that are acknowledged together, and seconds after which fewer are.
 BATCH_SIZE, MAX_DELAY = 20, 0.02

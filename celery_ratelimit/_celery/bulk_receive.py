@@ -31,7 +31,7 @@ from .message_fields import RedisQoS
 
 __all__ = ["MAX_BYTES", "MAX_MESSAGES", "BulkReceive"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds until the next try at a broker that did not run the script.
 RETRY_DELAY = 60.0
@@ -57,7 +57,7 @@ class BulkReceive:
         self._retry_at = 0.0
         self._pauses: dict[str, tuple[float, float]] = {}  # of queues: until when, and the length of the next
         self._reading: Any = None  # the channel that is delivering a message
-        self.receiving = False
+        self.receiving: bool = False
 
     def configure(self, source: str, on_delivered: Callable[[], None]) -> None:
         """Set the source of the script ``take``, and a function to be called when a bulk is in the gate."""
@@ -75,7 +75,8 @@ class BulkReceive:
         if queue in self._pauses and now < self._pauses[queue][0]:
             return
         if self._room_in(self._reading, queue, most) > 0:
-            self._first, self._most, self.receiving = message, most, True
+            self._first, self._most = message, most
+            self.receiving = True
 
     def watch(self, channel: Any) -> None:
         """Receive at once on this channel."""

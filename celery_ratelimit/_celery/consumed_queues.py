@@ -34,7 +34,7 @@ from .saved_message import marker_in
 
 __all__ = ["ConsumedQueues", "consumer_classes"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class ConsumedQueues:
@@ -42,7 +42,7 @@ class ConsumedQueues:
 
     def __init__(self, consumer: Any, broker: Broker, addresses: ReturnAddresses, bulk_receive: BulkReceive) -> None:
         self._consumer, self._broker, self._names = consumer, broker, addresses.names
-        self.prefetch = Prefetch(consumer)
+        self.prefetch: Prefetch = Prefetch(consumer)
         self._return_consumer = ReturnConsumer(consumer, self.prefetch, addresses, bulk_receive)
         self._return_consumer.on_closed = broker.on_channel_closed
         self._consumer_class: type | None = None

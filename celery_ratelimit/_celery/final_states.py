@@ -29,7 +29,7 @@ from .timers import Timers
 
 __all__ = ["FinalStates"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: States that wait for a backend that does not answer, each with its request of some 10 kB.
 MAX_WAITING = 1000
@@ -46,7 +46,8 @@ class FinalStates:
     """The final states that one worker has yet to store; ``on_revoked``: see :meth:`.Worker.intercept`."""
 
     def __init__(self, timers: Timers, prefetch: Prefetch, on_revoked: Callable[[Any, Any, bool], None]) -> None:
-        self._timers, self._prefetch, self.on_revoked = timers, prefetch, on_revoked
+        self._timers, self._prefetch = timers, prefetch
+        self.on_revoked = on_revoked
         self._waiting: Queue[Any] = Queue()
         self._has_thread = False
         # By request: its state is stored; what follows; since when another message is let in, or 0.

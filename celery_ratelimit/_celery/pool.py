@@ -77,7 +77,7 @@ class Pool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         pool.ratelimit_pool = self
-        self.has_queue = not pool.is_green
+        self.has_queue: bool = not pool.is_green
         self._jobs: dict[Any, _Job] = {}
         self._mean_runtimes: dict[str, float] = {}
 

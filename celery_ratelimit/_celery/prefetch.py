@@ -122,7 +122,8 @@ class _Window:
         self.qos = qos
         self._lock = threading.Lock()  # the worker's loop has taken away kombu's own (consumer.py, patch_all)
         self._base = self._last = int(qos.value)
-        self._raised = self.widened = 0
+        self._raised = 0
+        self.widened: int = 0
 
     def add(self, *, raised: int = 0, widened: int = 0) -> None:
         qos = self.qos

@@ -80,7 +80,7 @@ class Republisher:
     ) -> None:
         self._consumer, self._broker = consumer, broker
         self._acknowledgements, self._publisher, self._addresses = acknowledgements, publisher, addresses
-        self.now = time.time
+        self.now: Callable[[], float] = time.time
 
     def send_back(self, request: Any, queue: str, back: ReturnAddress, delay: float, slot_us: int | None) -> None:
         """Publish the message to return after ``delay`` seconds, and acknowledge this copy.

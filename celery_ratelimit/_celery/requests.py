@@ -64,7 +64,7 @@ __all__ = [
     "was_throttled",
 ]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: The entry of ``self.request.properties`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked);

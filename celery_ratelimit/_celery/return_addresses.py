@@ -29,7 +29,7 @@ from .saved_message import Parcel, ReturnAddress, marker_in_headers
 
 __all__ = ["ReturnAddresses", "ReturnNames", "declared_like", "is_temporary"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Arguments of a queue that bound what is in it.
 _BOUNDS = frozenset({"x-max-length", "x-max-length-bytes", "x-message-ttl", "x-expires"})
@@ -119,7 +119,8 @@ class ReturnAddresses:
     """
 
     def __init__(self, consumer: Any, names: ReturnNames, publisher: Publisher) -> None:
-        self._consumer, self.names, self._publisher = consumer, names, publisher
+        self._consumer, self._publisher = consumer, publisher
+        self.names = names
         self._known: dict[str, ReturnAddress] = {}
         self._there: set[str] = set()
         self.on_new: Callable[[], None] = lambda: None

@@ -35,7 +35,7 @@ from .broker import Broker
 
 __all__ = ["Timers"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds that a timer may be late where timers have a thread.
 MAX_LATENESS = 0.01

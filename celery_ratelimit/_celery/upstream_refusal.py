@@ -36,7 +36,10 @@ class ReturnToBacklog(Ignore):
 
     def __init__(self, limit: str, key: str | None, retry_after: float | None, granted_at: int) -> None:
         super().__init__(limit, key, retry_after, granted_at)
-        self.limit, self.key, self.retry_after, self.granted_at = limit, key, retry_after, granted_at
+        self.limit = limit
+        self.key = key
+        self.retry_after = retry_after
+        self.granted_at = granted_at
 
     def __repr__(self) -> str:
         return "ReturnToBacklog(" + ", ".join(map(repr, self.args)) + ")"

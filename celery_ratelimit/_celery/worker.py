@@ -59,22 +59,26 @@ class Worker:
     _in_soft_shutdown = False
 
     def __init__(self, consumer: Any) -> None:
-        self.app = consumer.app
+        self.app: Any = consumer.app
         self.hostname: str = consumer.hostname
         self._consumer = consumer
         self._start = consumer.on_task_request
         raise_loss(consumer)
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
-        self.pool = Pool(consumer.pool)
-        self.broker = broker = Broker(consumer)
-        self.timers = Timers(consumer, broker)
-        self.autoscaling = Autoscaling(consumer)
-        publisher = Publisher(self.app, broker)
-        self.acknowledgements = BulkAcknowledge(self.timers)
-        self.bulk_receive = BulkReceive(broker)
-        self.return_addresses = addresses = ReturnAddresses(consumer, ReturnNames(consumer), publisher)
-        self.consumption = ConsumedQueues(consumer, broker, addresses, self.bulk_receive)
-        self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, addresses)
+        self.pool: Pool = Pool(consumer.pool)
+        self.broker: Broker = Broker(consumer)
+        self.timers: Timers = Timers(consumer, self.broker)
+        self.autoscaling: Autoscaling = Autoscaling(consumer)
+        publisher = Publisher(self.app, self.broker)
+        self.acknowledgements: BulkAcknowledge = BulkAcknowledge(self.timers)
+        self.bulk_receive: BulkReceive = BulkReceive(self.broker)
+        self.return_addresses: ReturnAddresses = ReturnAddresses(consumer, ReturnNames(consumer), publisher)
+        self.consumption: ConsumedQueues = ConsumedQueues(
+            consumer, self.broker, self.return_addresses, self.bulk_receive
+        )
+        self.republisher: Republisher = Republisher(
+            consumer, self.broker, self.acknowledgements, publisher, self.return_addresses
+        )
 
     def intercept(
         self,
@@ -112,7 +116,8 @@ class Worker:
             on_message(message)
 
         consumer, timers = self._consumer, self.timers
-        self._on_error, self.final_states = on_error, FinalStates(timers, self.consumption.prefetch, on_revoked)
+        self._on_error = on_error
+        self.final_states: FinalStates = FinalStates(timers, self.consumption.prefetch, on_revoked)
         consumer.on_task_request = timers.locked(arrive)
         self.pool.survive_reconnect(consumer)
         on_refusal = timers.locked(timers.guarded(on_refusal))

@@ -13,7 +13,7 @@ from .settings import settings_of
 
 __all__ = ["AppLimits", "limits_of_app"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class AppLimits(Mapping[str, AnyLimit]):

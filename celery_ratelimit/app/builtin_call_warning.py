@@ -12,7 +12,7 @@ from .plan import plan_of
 
 __all__ = ["BuiltinCallWarning"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Celery's tasks that call another one repeatedly (celery/app/builtins.py); their argument ``task`` is its signature.
 CALLERS = ("celery.map", "celery.starmap", "celery.chunks")

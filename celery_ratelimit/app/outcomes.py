@@ -24,7 +24,7 @@ from .state import limiter_of
 
 __all__ = ["report_outcome"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Replies of the script, see ``StoredSettings.report_outcomes``.
 _OPENED, _CLOSED = 2, 3

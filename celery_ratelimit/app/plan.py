@@ -37,7 +37,7 @@ __all__ = [
     "plan_of",
 ]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Celery's own tasks without which a chord, or a task that was replaced by a group, never ends.
 _NEVER_GIVEN_UP = ("celery.chord_unlock", "celery.accumulate")

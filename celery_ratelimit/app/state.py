@@ -17,7 +17,7 @@ from .settings import settings_of
 
 __all__ = ["check_store", "check_url", "leases_of", "limiter_of"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 def limiter_of(app: Celery) -> Limiter:

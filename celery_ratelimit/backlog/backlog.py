@@ -56,11 +56,11 @@ class Backlog:
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter._asker, fleet, redelivery
         memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
-        self.scripts = scripts = Scripts(limiter._asker, fleet, memory)
-        self.untold = PendingReports()
-        self.register = FleetRegistry(scripts)
-        self.contents = BacklogContents(scripts)
-        self.copies = CopyReporter(scripts)
+        self.scripts: Scripts = Scripts(limiter._asker, fleet, memory)
+        self.untold: PendingReports = PendingReports()
+        self.register: FleetRegistry = FleetRegistry(self.scripts)
+        self.contents: BacklogContents = BacklogContents(self.scripts)
+        self.copies: CopyReporter = CopyReporter(self.scripts)
 
     def another(self) -> Backlog:
         """A backlog of the same parking lots, for another thread."""

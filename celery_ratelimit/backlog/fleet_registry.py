@@ -69,7 +69,7 @@ class FleetRegistry:
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
-        self.workers = 1
+        self.workers: int = 1
 
     @property
     def counts_apart(self) -> float:

@@ -26,7 +26,7 @@ from .messages import Bucket, PollResult
 
 __all__ = ["DueBuckets", "PollTimer", "Rescheduler"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class DueBuckets:
@@ -41,7 +41,7 @@ class DueBuckets:
         self._asks_again = 0.0
         self._are_more = False
         self._pause = tuning.POLL_INTERVAL
-        self.any_parked = True  # until the first poll
+        self.any_parked: bool = True  # until the first poll
 
     def __bool__(self) -> bool:
         return bool(self._due)

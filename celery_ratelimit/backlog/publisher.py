@@ -28,7 +28,7 @@ __all__ = ["OriginalQueueReturner", "Publisher", "ReturnSummary"]
 Tasks = Sequence[tuple[Bucket, Parked]]
 Failing = tuple[str, str, str]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class Publisher:

@@ -61,18 +61,20 @@ class ReturnScheduler:
         orphans_after: float,
         clock: StoreClock,
     ) -> None:
-        self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
+        self._worker, self._limits, self._outage = worker, limits, outage
+        self.parking = parking
+        self.clock = clock
         self._unattended_watcher = UnattendedTaskWatcher(worker, parking, limits, orphans_after, outage)
-        self.arrivals = Deduplicator(worker, parking, outage)
-        self.rescheduler = Rescheduler(worker, parking, limits, outage)
+        self.arrivals: Deduplicator = Deduplicator(worker, parking, outage)
+        self.rescheduler: Rescheduler = Rescheduler(worker, parking, limits, outage)
         self._publisher = Publisher(worker, parking, self._unattended_watcher.note_return_queue, clock)
         self._revoked: list[str] = []  # tasks
         self._revoked_in: list[tuple[Bucket, Sequence[str]]] = []  # what the store knows them by
         self._heartbeat = QueueHeartbeat(
             worker, parking.register, self._unattended_watcher.report_now, self.rescheduler.recall
         )
-        self.occupied = OccupiedBucketCache(limits)
-        self.memory = StoreMemory(parking)
+        self.occupied: OccupiedBucketCache = OccupiedBucketCache(limits)
+        self.memory: StoreMemory = StoreMemory(parking)
         self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, GateRequest]] = deque()
         self.on_ring: Callable[[str | None], None] = lambda said: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -50,12 +50,14 @@ class Scripts:
     """
 
     def __init__(self, asker: StoreRunner, fleet: str, memory: int) -> None:
-        self.asker, self.fleet, self.memory = asker, fleet, memory
-        self.prefix = asker.prefix
-        self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
-        self.for_fair = {name: Script(name, asker.replace_includes, fair=True) for name in _OF_FAIR}
+        self.asker = asker
+        self.fleet = fleet
+        self.memory = memory
+        self.prefix: str = asker.prefix
+        self.by_name: dict[str, Script] = {name: Script(name, asker.replace_includes) for name in _NAMES}
+        self.for_fair: dict[str, Script] = {name: Script(name, asker.replace_includes, fair=True) for name in _OF_FAIR}
         self._keys_of = lru_cache(maxsize=1024)(lambda bucket: bulk(*self.lot_keys(bucket)))
-        self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
+        self.limit_keys: Callable[[str, str, str], tuple[bytes, bytes]] = lru_cache(maxsize=1024)(self._limit_keys)
 
     def lot_keys(self, bucket: Bucket) -> Sequence[str]:
         """The keys of one parking lot, in the order of ``lua/include/lot.lua``."""

@@ -11,7 +11,7 @@ from .backlog import Backlog
 
 __all__ = ["StoreMemory", "memory_warning"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 def memory_warning(used: int, most: int) -> str:
@@ -28,7 +28,8 @@ class StoreMemory:
     """The memory of the store, as one worker knows it. Each of the others is thought to park as much as this one."""
 
     def __init__(self, backlog: Backlog) -> None:
-        self._backlog, self.is_full = backlog, False
+        self._backlog = backlog
+        self.is_full: bool = False
         self._used = self._most = 0
         self._looked_at = self._warned_at = float("-inf")
 

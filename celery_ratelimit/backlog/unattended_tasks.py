@@ -30,7 +30,7 @@ from .scripts import Scripts
 
 __all__ = ["LostKeyRepair", "UnattendedTaskWatcher"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class RepairCounts(NamedTuple):

@@ -20,6 +20,8 @@ from .weights import weight
 
 __all__ = ["ratelimit"]
 
-ratelimit = Commands("ratelimit", help="Rate limits of the whole fleet: look at them, and change them while it runs.")
-for command in (status, top, watch, *change_commands, weight, *lot_commands, check, metrics, web):
-    ratelimit.add_command(command)
+ratelimit: Commands = Commands(
+    "ratelimit", help="Rate limits of the whole fleet: look at them, and change them while it runs."
+)
+for _command in (status, top, watch, *change_commands, weight, *lot_commands, check, metrics, web):
+    ratelimit.add_command(_command)

@@ -138,4 +138,4 @@ def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
         tell(table_of(HISTORY_HEADS, [history_row(each) for each in found]))
 
 
-change_commands = (set_, unset, pause, resume, reset, history)
+change_commands: tuple[click.Command, ...] = (set_, unset, pause, resume, reset, history)

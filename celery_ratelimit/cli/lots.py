@@ -147,4 +147,4 @@ def _lots(app: Any) -> Any:
     return ParkingLots(app)
 
 
-lot_commands = (parked, explain, release, purge, drain)
+lot_commands: tuple[click.Command, ...] = (parked, explain, release, purge, drain)

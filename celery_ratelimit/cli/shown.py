@@ -7,7 +7,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,11 +29,16 @@ __all__ = [
 
 NO_LIMITS = "No limits are declared or stored."
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:  # before click 8.4 it has no type arguments
+    _ParamType = click.ParamType
+
 #: Cells between two columns of a table; up to which its first column, and the others, are not folded.
 GAP, WHOLE, FOLDED = 2, 40, 20
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
+class Duration(_ParamType):
     """A length of time: ``90``, ``10m``, ``1h30m``; in seconds."""
 
     name = "duration"

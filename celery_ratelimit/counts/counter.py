@@ -38,7 +38,8 @@ class Counter:
     def begin_anew(self) -> None:
         """Start empty after a fork: earlier counts are the parent process's."""
         self._pid = os.getpid()
-        self._tally, self.arrivals = Tally(), Arrivals()
+        self._tally = Tally()
+        self.arrivals: Arrivals = Arrivals()
         self._is_due = False
 
     def __call__(self, seen: Observation, /) -> None:

@@ -48,8 +48,8 @@ class AsyncStoreRunner:
     def __init__(self, client: Any, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
         self.client = client
         self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
-        self.link = self._cluster or AsyncLink(client)
-        self.core = Operations(prefix, replace_includes, is_cluster=self._cluster is not None)
+        self.link: AsyncClusterLink | AsyncLink = self._cluster or AsyncLink(client)
+        self.core: Operations = Operations(prefix, replace_includes, is_cluster=self._cluster is not None)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
         self._at_work: set[asyncio.Task[Any]] = set()

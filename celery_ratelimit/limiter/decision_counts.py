@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncDecisionCounter", "DecisionCounter", "ask_counts", "note", "note_lost", "tell_counts"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Limits that one script call writes, reads, or reads the totals of: a few milliseconds.
 _TOLD, _ASKED, _TOTALS = 20, 4, 100
@@ -65,7 +65,8 @@ class _CountReporter:
     """
 
     def __init__(self, core: Operations, later: Callable[[float], None]) -> None:
-        self._core, self.counter = core, Counter(later)
+        self._core = core
+        self.counter: Counter = Counter(later)
         self._refused_until, self._said = 0.0, False
 
     def _report(self) -> Operation[None]:

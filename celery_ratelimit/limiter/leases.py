@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RENEWALS", "UNKNOWN", "AsyncLeaseKeeper", "LeaseKeeper", "run_id"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Renewals of a lease during its time: two may fail before the lease is lost.
 RENEWALS = 3

@@ -14,7 +14,7 @@ good at one time, within its duration.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -64,10 +64,12 @@ class PartReply:
     """A script's reply about one part; see ``lua/include/reply.lua``."""
 
     def __init__(self, reply: Sequence[int], number: int) -> None:
-        self.allowed, self.wait, self.binding, self.at = reply[:4]
-        told = 4 + 2 * number
-        self.states = [reply[i : i + 2] for i in range(4, told, 2)]
-        self.stored = [reply[i : i + 4] for i in range(told, len(reply), 4)]
+        self.allowed: int = reply[0]
+        self.wait: int = reply[1]
+        self.binding: int = reply[2]
+        self.at: int = reply[3]
+        self.states: list[Sequence[int]] = [reply[i : i + 2] for i in range(4, 4 + 2 * number, 2)]
+        self.stored: list[Sequence[int]] = [reply[i : i + 4] for i in range(4 + 2 * number, len(reply), 4)]
 
 
 def joint(parts: Sequence[Part], replies: Mapping[int, PartReply], said_no: int | None = None) -> list[int]:
@@ -110,20 +112,20 @@ class MultiSlotDecider:
     """The decisions of one limiter over several hash slots."""
 
     def __init__(self, core: Operations) -> None:
-        self.core, self.scripts = core, core.scripts
-        self.parts = lru_cache(maxsize=1024)(parts_of)
+        self.core = core
+        self.parts: Callable[[tuple[LimitRequest, ...]], tuple[Part, ...]] = lru_cache(maxsize=1024)(parts_of)
         self._closed: dict[tuple[str, str], float] = {}
 
     def decide(
         self, script: Script, parts: Sequence[Part], first: Sequence[Any], kind: str | None, last: Sequence[Any]
     ) -> Operation[list[int]]:
         """Run a script in each part. Returns one reply, as if one script had seen all limits."""
-        if script in (self.scripts.acquire, self.scripts.reserve):
-            return (yield from _Taking(self, parts, script is self.scripts.reserve, tuple(last), *first).run())
+        if script in (self.core.scripts.acquire, self.core.scripts.reserve):
+            return (yield from _Taking(self, parts, script is self.core.scripts.reserve, tuple(last), *first).run())
         last_of = [tuple([last[i] for i in places if last]) for places, _ in parts]
         steps = [PartCall(script, part.demands, (*first,), kind, own) for part, own in zip(parts, last_of, strict=True)]
         said = yield from self.run(*steps)
-        if script is self.scripts.peek:
+        if script is self.core.scripts.peek:
             return joint(parts, {i: PartReply(reply, len(parts[i].demands)) for i, reply in enumerate(said)})
         return [max([done for (done,) in said])]  # these count once for each id, in any order
 
@@ -144,8 +146,7 @@ class MultiSlotDecider:
 
     def suspects(self, part: Part) -> bool:
         """Whether a limit of this part has refused lately."""
-        now = time.monotonic()
-        return any(self._closed.get((demand.name, demand.key), 0.0) > now for demand in part.demands)
+        return any(self._closed.get((each.name, each.key), 0.0) > time.monotonic() for each in part.demands)
 
 
 @dataclass
@@ -171,7 +172,7 @@ class _Taking:
     parts_that_knew_id: int = 0
 
     def __post_init__(self) -> None:
-        self.scripts, self.began = self.spread.scripts, _clock()
+        self.scripts, self.began = self.spread.core.scripts, _clock()
 
     def run(self) -> Operation[list[int]]:
         try:
@@ -268,9 +269,8 @@ class _Taking:
             withdraw = self.scripts.withdraw_request
             steps = [PartCall(withdraw, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
             if longest not in said_no:
-                steps.append(
-                    PartCall(self.scripts.acquire, part.demands, (self.id, SLOT_ONLY, self.claim), None, self.last)
-                )
+                first = (self.id, SLOT_ONLY, self.claim)
+                steps.append(PartCall(self.scripts.acquire, part.demands, first, None, self.last))
             said = yield from self.spread.run(*steps)
             if longest not in said_no and said[-1][2]:  # it still refuses
                 self.replies[longest] = PartReply(said[-1], len(part.demands))

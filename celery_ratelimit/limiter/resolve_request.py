@@ -36,7 +36,7 @@ class RequestResolver:
     """
 
     def __init__(self, quotas: Mapping[str, Any] | None) -> None:
-        self.quotas = quotas_of(quotas)
+        self.quotas: dict[str, AnyLimit] = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
         self.missing_key = "error"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,8 +86,9 @@ class Calls:
     """Makes the calls of the scripts, for one prefix."""
 
     def __init__(self, scripts: LimiterScripts, prefix: str) -> None:
-        self._scripts, self.prefix = scripts, prefix
-        self.packed = lru_cache(maxsize=1024)(self._pack)
+        self._scripts = scripts
+        self.prefix = prefix
+        self.packed: Callable[..., tuple[int, bytes, bytes]] = lru_cache(maxsize=1024)(self._pack)
 
     def _pack(self, demands: tuple[LimitRequest, ...]) -> tuple[int, bytes, bytes]:
         """The number of limit requests; and their keys and arguments, which never change, in wire form."""

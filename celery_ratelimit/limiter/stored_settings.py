@@ -59,7 +59,8 @@ class SettingOperations:
     """One operation for each script, for one prefix. ``note``: see :func:`note_of`."""
 
     def __init__(self, scripts: LimiterScripts, prefix: str, shadows: KnownShadows) -> None:
-        self._scripts, self.prefix, self._shadows = scripts, prefix, shadows
+        self._scripts, self._shadows = scripts, shadows
+        self.prefix = prefix
 
     def is_known(self, name: str, key: str | None) -> Operation[bool]:
         """Whether the store knows a limit: its settings or its bucket exist. No key is searched for: a limit with keys

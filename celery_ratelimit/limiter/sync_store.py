@@ -16,6 +16,7 @@ from ..limits.decision import Decision
 from ..store.cluster import ClusterLink
 from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
 from ..store.keys import bucket_key
+from ..store.link import Link
 from ..store.links import link_to
 from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
@@ -24,6 +25,7 @@ from .limit_request import LimitRequest
 from .operation import KeysExist, Operation, RunScript, Sleep, UninterruptedAcquire
 from .script_calls import Call, LeasesToRelease, call_of
 from .script_operations import Operations
+from .shadow import KnownShadows
 
 __all__ = ["StoreRunner"]
 
@@ -49,11 +51,13 @@ class StoreRunner:
     is_fake = False
 
     def __init__(self, client: Redis | RedisCluster, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
-        self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
-        self.link = link_to(client)
-        self.is_cluster = isinstance(self.link, ClusterLink)
-        self.core = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
-        self.shadows = self.core.shadows
+        self.client = client
+        self.prefix = prefix
+        self.replace_includes = replace_includes
+        self.link: Link = link_to(client)
+        self.is_cluster: bool = isinstance(self.link, ClusterLink)
+        self.core: Operations = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
+        self.shadows: KnownShadows = self.core.shadows
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EVERY_OTHER", "Rates", "has_other_answers", "limit_of_key", "rates_of", "whole_limit"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: The key that stands for all keys without a rate of their own.
 EVERY_OTHER = "*"
@@ -36,7 +36,8 @@ class Rates:
     """
 
     def __init__(self, label: str, written: Any, ttl: float) -> None:
-        self._who, self.ttl = label, ttl
+        self._who = label
+        self.ttl = ttl
         self._cache: dict[str, tuple[float, str | None]] = {}
         self._warned = False
         self.fixed: dict[str, str] | None = None

@@ -21,6 +21,7 @@ from ..backlog.messages import Bucket, Parked, decoded, marker_of, read_parcel
 from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError, shown
+from ..limits.any_limit import AnyLimit
 from ..names import no_such_limit
 from .backlogs import weights_of
 from .lots import ParkingLot, lots_of, read_lots, tasks_in_order
@@ -29,7 +30,7 @@ from .task_lookup import PATIENCE, Explanation, explain
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parked_page", "take_out"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Workers that an error names.
 _NAMED = 5
@@ -73,7 +74,7 @@ class ParkingLots:
 
     def __init__(self, app: Celery) -> None:
         self._app, self._backlog = app, backlog_of(app)
-        self.limits = limits_of_app(app)
+        self.limits: dict[str, AnyLimit] = limits_of_app(app)
 
     def lots(self, *names: str, force: bool = False) -> list[ParkingLot]:
         """The lots in which tasks are parked. A hundred lots cost two or three scripts.

@@ -55,7 +55,7 @@ class AsyncLink:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self.takes_bytes = not hasattr(client, "clock") and not getattr(client, "single_connection_client", False)
+        self.takes_bytes: bool = not hasattr(client, "clock") and not getattr(client, "single_connection_client", False)
         self._own: Any = None
         # Sentinel's pool closes its connections when the master changes.
         self._own_is_free = self.takes_bytes and not isinstance(client.connection_pool, SentinelConnectionPool)

@@ -20,7 +20,7 @@ from .resp import text
 
 __all__ = ["Bell"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which the thread checks that its bell still exists, and after which it subscribes again.
 LOOK = 1.0
@@ -44,11 +44,12 @@ class Bell:
     def __init__(
         self, client: Any, prefix: str, ear: str = "", on_ring: Callable[[str | None], None] | None = None
     ) -> None:
-        self.channel, self.on_ring = bell_channel(prefix, ear), on_ring
-        self.client = None if hasattr(client, "clock") else client
-        self.is_up = False
+        self.channel: str = bell_channel(prefix, ear)
+        self.on_ring = on_ring
+        self.client: Any = None if hasattr(client, "clock") else client
+        self.is_up: bool = False
         self.rings = 0
-        self.watch_number = 0
+        self.watch_number: int = 0
         self._heard = 0
 
     def has_rung(self) -> bool:

@@ -21,7 +21,7 @@ from .resp import text
 
 __all__ = ["AsyncMaster", "Master"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which a Sentinel is asked again, if the store is used.
 LOOK = 1.0
@@ -70,7 +70,7 @@ class Master:
         self._asked: dict[int, int] = {}
         self._lock = threading.Lock()
         self._moves_until = 0.0
-        self.watch_number = 0
+        self.watch_number: int = 0
 
     @property
     def is_moving(self) -> bool:

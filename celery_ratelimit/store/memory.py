@@ -23,11 +23,11 @@ from .url_text import without_password
 try:
     import fakeredis
     import lupa  # noqa: F401  # without it fakeredis has no scripts, and fails late
-except ImportError as error:
+except ImportError as _error:
     raise ConfigurationError(
-        f"memory:// runs the scripts in this process, and what it needs for that is missing ({error}): "
+        f"memory:// runs the scripts in this process, and what it needs for that is missing ({_error}): "
         "pip install 'celery-ratelimit[testing]'"
-    ) from error
+    ) from _error
 
 __all__ = ["Clock", "async_memory_client", "clear", "clock", "memory_client"]
 
@@ -92,7 +92,7 @@ class Clock:
             await asyncio.sleep(0)
 
 
-clock = Clock()
+clock: Clock = Clock()
 
 #: The stores by name.
 _stores: dict[str, _Server] = {}

@@ -15,7 +15,7 @@ from .tuning import LONGEST_DEFERRAL, OUTAGE_WARNING_INTERVAL, PROBE_INTERVAL, S
 
 __all__ = ["NotAsked", "Outage", "TaskDeferral"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class NotAsked(StoreUnavailable):
@@ -34,7 +34,7 @@ class TaskDeferral:
     """
 
     def __init__(self) -> None:
-        self.since = 0.0
+        self.since: float = 0.0
         self._warned_at = float("-inf")
         self._all_back = 0.0  # when all deferred tasks are back
 

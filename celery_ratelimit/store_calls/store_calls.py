@@ -21,7 +21,7 @@ from .outage import NotAsked, Outage
 
 __all__ = ["Asks", "CallGeneratorRunner", "Reply", "StoreCalls", "StoreLatency", "advance", "asked"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 _T = TypeVar("_T")
@@ -60,7 +60,8 @@ class StoreLatency:
     """
 
     def __init__(self) -> None:
-        self.round_trip, self.is_worth_threads = 0.0, False
+        self.round_trip: float = 0.0
+        self.is_worth_threads: bool = False
         self._latest: deque[float] = deque(maxlen=tuning.LATEST_REPLIES)
 
     def note(self, seconds: float) -> None:
@@ -79,7 +80,8 @@ class StoreCalls:
     """
 
     def __init__(self, worker: Worker, outage: Outage) -> None:
-        self._timers, self._outage, self.latency = worker.timers, outage, StoreLatency()
+        self._timers, self._outage = worker.timers, outage
+        self.latency: StoreLatency = StoreLatency()
         self._has_loop = not worker.broker.no_event_loop and worker.timers.call_soon_wakes_loop
         self._threads = _threads()
         self._connection = object()  # of the worker to its broker

@@ -54,7 +54,7 @@ class PerRequest:
     ) -> None:
         self._reads_request = callable(key_template)
         template = _of_request(key_template) if callable(key_template) else key_template
-        self.limits = limiter._reader.kept_by(limits, key, template)
+        self.limits: tuple[AnyLimit, ...] = limiter._reader.kept_by(limits, key, template)
         self._key, self._cost = key, cost
         of_rates = any(not isinstance(limit, Concurrency) for limit in self.limits)
         for limit in self.limits:

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["MOST_CONNECTIONS", "PATIENCE", "Connection", "OncePerMinute", "close_stalled"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Connections at once: the store and those that are accepted meanwhile have the other half of the descriptors.
 MOST_CONNECTIONS = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 1024)
@@ -29,7 +29,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.since = self.loop.time()
+        self.since: float = self.loop.time()
         if len(self.connections) > MOST_CONNECTIONS:
             logger.warning("More than %d connections: the oldest without a whole request are closed", MOST_CONNECTIONS)
             waiting: list[Any] = [each for each in self.connections if _is_asked_nothing(each)]

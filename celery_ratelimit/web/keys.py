@@ -27,7 +27,7 @@ class Keys:
 
     def __init__(self, token: str, port: int) -> None:
         self._token = token.encode()
-        self.cookie = f"{COOKIE}_{port}"
+        self.cookie: str = f"{COOKIE}_{port}"
         self._secret = secrets.token_bytes(32)
 
     def is_token(self, said: str) -> bool:

@@ -15,7 +15,7 @@ from .connections import MOST_CONNECTIONS
 
 __all__ = ["BUSY", "MOST_VIEWERS", "PAUSE", "Poller"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds between two looks; and how many times as long as this process has worked for a look, if that is longer:
 #: no more than a twentieth of a core is used, however many limits there are. (A broker that lets it wait is no work.)

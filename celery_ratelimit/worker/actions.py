@@ -24,7 +24,7 @@ from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, Park, Republ
 
 __all__ = ["Actions"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which what could not be published is tried again.
 AGAIN = 1.0

@@ -47,7 +47,7 @@ __all__ = [
     "max_lookahead",
 ]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: A horizon that grants nothing: asks only for a slot.
 SLOT_ONLY = -1e6

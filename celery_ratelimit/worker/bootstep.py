@@ -27,7 +27,7 @@ from .gate import Gate
 
 __all__ = ["GateStep", "install"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,7 @@ class GateStep(bootsteps.StartStopStep):
     """
 
     #: Asked at start-up whether it is there.
-    requires = ("celery.worker.consumer.gossip:Gossip",)
+    requires: tuple[str, ...] = ("celery.worker.consumer.gossip:Gossip",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
@@ -111,7 +111,8 @@ class GateStep(bootsteps.StartStopStep):
             self.gate.worker.flush_pending()
 
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
-    terminate = shutdown = stop
+    terminate = stop
+    shutdown = stop
 
 
 def _refuse_to_start(error: ConfigurationError) -> NoReturn:

@@ -49,9 +49,9 @@ class PoolCapacity:
         self, pool: Pool, workers: Callable[[], int] = lambda: 1, keeps_only_process: Callable[[], bool] = lambda: False
     ) -> None:
         self._pool, self._workers, self._keeps_only_process = pool, workers, keeps_only_process
-        self.pending = 0
-        self.turns = ExpectedTurns(pool.mean_runtime, workers)
-        self.reservations = ProcessReservations(pool)
+        self.pending: int = 0
+        self.turns: ExpectedTurns = ExpectedTurns(pool.mean_runtime, workers)
+        self.reservations: ProcessReservations = ProcessReservations(pool)
         self._listens_until = self._next_give_back = 0.0
         self._kept_at = self._kept_since = 0.0  # when the only process was kept from a longer task: last, and first
 

@@ -31,7 +31,7 @@ from .request_queues import RequestQueues
 
 __all__ = ["END_POLL_INTERVAL", "MAX_BATCH", "ConcurrencyLeases", "release_and_acquire"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Requests that ask together, at the most.
 MAX_BATCH = 16

@@ -27,7 +27,7 @@ from .request import PendingRequest
 
 __all__ = ["Deduplication", "acquire_along", "coalesce_key"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class Deduplication:

@@ -41,7 +41,8 @@ class HeldRequests:
         self._long = max(LONG, 2 * worker.broker.poll_delay)
         # By suspended queue: its requests that still wait here, and what tells the seconds from one to the next.
         self._suspended: dict[str, tuple[set[QueuedRequest], Callable[[], float]]] = {}
-        self.limited = self._outside = 0
+        self.limited: int = 0
+        self._outside = 0
 
     def enter(self, waiting: QueuedRequest) -> None:
         self._capacity.pending += 1
@@ -141,7 +142,8 @@ class ReturnQueueConsumption:
 
     def __init__(self, worker: Worker, capacity: PoolCapacity, dispatch: Callable[[], None]) -> None:
         self._worker, self._capacity, self._dispatch = worker, capacity, dispatch
-        self._is_left = self.has_left = False
+        self._is_left = False
+        self.has_left: bool = False
 
     def update(self, now: float) -> None:
         """A process has become free, or busy; or a task has returned."""

@@ -52,7 +52,7 @@ from .upstream_returns import UpstreamReturns
 
 __all__ = ["Gate"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class Gate:
@@ -72,9 +72,9 @@ class Gate:
         limits: AppLimits,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.worker, self._limits, self._builtin_calls = worker, limits, BuiltinCallWarning()
+        self.worker = worker
+        self._limits, self._builtin_calls, self._numbers = limits, BuiltinCallWarning(), itertools.count()
         asker = self._asker = limiter._asker
-        self._numbers = itertools.count()
         # The store, and what is parked in it.
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         store_calls = self._store_calls = StoreCalls(worker, outage)
@@ -105,7 +105,7 @@ class Gate:
         )
         self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
         deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage)
-        self.upstream_returns = UpstreamReturns(
+        self.upstream_returns: UpstreamReturns = UpstreamReturns(
             *(worker, asker, limits, attendant, outage, reporter, deduplication, queues, prefetch, resources),
             self._dispatch,
         )

@@ -32,7 +32,7 @@ from .rules import Park
 
 __all__ = ["ParkingBatch", "PendingPark"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Requests that wait for the script in flight, and bytes of their messages, up to which more are received: parking them
 #: takes some milliseconds of the store.

@@ -28,7 +28,7 @@ from .request_queue import LimitQueue
 
 __all__ = ["Reporter", "ThrottleReport", "outcome_of"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 def outcome_of(

@@ -17,7 +17,7 @@ from .request_queue import LimitQueue
 
 __all__ = ["RequestResources"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 
 class RequestResources:

@@ -14,7 +14,7 @@ from ..store_calls.outage import Outage
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Buckets whose labels are kept.
 _KNOWN = 1000

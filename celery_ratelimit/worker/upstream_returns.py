@@ -41,7 +41,7 @@ from .rules import GiveUp, Park, PermitRequest, Republish, StartAt
 
 __all__ = ["UpstreamReturns", "put_back"]
 
-logger = logging.getLogger("celery_ratelimit")
+logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds: a task that may wait for less does not take the first permit after a pause: it might be given up.
 LONGEST_HELD = 1.0

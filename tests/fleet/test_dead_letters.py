@@ -10,7 +10,7 @@ import pytest
 from kombu import Exchange, Queue
 
 from tests.fleet_of import NewFleet, assert_never_over, until
-from tests.rabbitmq import Broker, RabbitMQ
+from tests.rabbitmq import Broker, RabbitMQ, needs_quorum_queues
 
 APP = "tests.apps.rejecting"
 REJECTED = "tests.apps.rejecting.rejected"
@@ -49,7 +49,7 @@ TOPIC = {"exchange": "shop", "exchange_type": "topic", "routing_key": "order.#"}
         pytest.param(
             *(TOPIC, {"x-queue-type": "quorum", "x-delivery-limit": 3}, "topic", "order.new", "order.new"),
             id="quorum",
-            marks=pytest.mark.slow,
+            marks=[pytest.mark.slow, needs_quorum_queues],
         ),
         pytest.param(TOPIC, None, "topic", "order.new", "order.new", id="policy", marks=pytest.mark.slow),
     ],

@@ -16,7 +16,7 @@ import redis
 
 from benchmarks.measures import displacement
 from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, errors, until
-from tests.rabbitmq import Broker
+from tests.rabbitmq import Broker, needs_quorum_queues
 
 TASKS, RATE = 150, 50
 
@@ -42,8 +42,8 @@ def assert_all_acknowledged(fleet: Fleet, broker: Broker, *queues: str) -> None:
     ("throttle", "conf"),
     [
         pytest.param("retry", {}, id="retry, classic"),
-        pytest.param("wait", QUORUM, id="wait, quorum"),
-        pytest.param("retry", QUORUM, id="retry, quorum", marks=pytest.mark.slow),
+        pytest.param("wait", QUORUM, id="wait, quorum", marks=needs_quorum_queues),
+        pytest.param("retry", QUORUM, id="retry, quorum", marks=[pytest.mark.slow, needs_quorum_queues]),
     ],
 )
 def test_a_backlog_leaves_at_the_rate(new_fleet: NewFleet, broker: Broker, throttle: str, conf: dict[str, Any]) -> None:
@@ -73,6 +73,7 @@ def test_a_backlog_leaves_at_the_rate(new_fleet: NewFleet, broker: Broker, throt
 
 
 @pytest.mark.slow
+@needs_quorum_queues
 def test_short_waits_with_confirmed_publishes_lose_no_task(new_fleet: NewFleet, broker: Broker) -> None:
     """Native delayed delivery knows whole seconds only, from one on. With ``confirm_publish`` whoever publishes waits
     for the broker's answer, and other messages come in meanwhile.
@@ -89,6 +90,7 @@ def test_short_waits_with_confirmed_publishes_lose_no_task(new_fleet: NewFleet, 
 
 
 @pytest.mark.slow
+@needs_quorum_queues
 def test_native_delayed_delivery_changes_no_limit_and_no_message_field(
     new_fleet: NewFleet, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_throttled_task_returns_to_its_own_queue_of_a_topic_exchange(
         assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
 
 
+@needs_quorum_queues
 def test_backlog_of_one_key_does_not_block_another(new_fleet: NewFleet, broker: Broker) -> None:
     """The prefetch, 8 here, does not grow with the tasks that wait for their time; those of the first key fill it."""
     with new_fleet(rate="1/s", broker=broker.url, **QUORUM) as fleet:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.measures import displacement
 from celery_ratelimit import Limiter
 from tests.fleet_of import NewFleet, assert_never_over, errors, until
-from tests.rabbitmq import Broker, RabbitMQ
+from tests.rabbitmq import Broker, RabbitMQ, needs_quorum_queues
 
 WAIT = "tests.apps.fleet.wait"
 #: Celery logs it with the lost connection.
@@ -39,7 +39,12 @@ def brief(rabbitmq: RabbitMQ) -> Iterator[Broker]:
     ("arguments", "closed"),
     [
         pytest.param({}, 1, id="learned"),
-        pytest.param({"x-consumer-timeout": 4000, "x-queue-type": "quorum"}, 0, id="quorum", marks=pytest.mark.slow),
+        pytest.param(
+            {"x-consumer-timeout": 4000, "x-queue-type": "quorum"},
+            0,
+            id="quorum",
+            marks=[pytest.mark.slow, needs_quorum_queues],
+        ),
     ],
 )
 def test_messages_are_held_for_less_than_the_consumer_timeout(
@@ -78,6 +83,7 @@ def test_countdowns_stay_below_the_consumer_timeout(new_fleet: NewFleet, limiter
         assert sorted(start.index for start in fleet.starts()) == list(range(4))
 
 
+@needs_quorum_queues
 def test_requeued_task_stays_below_the_delivery_limit(new_fleet: NewFleet, limiter: Limiter, broker: Broker) -> None:
     """A quorum queue counts how often a message came back from a connection, and drops it above its limit."""
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 3}
@@ -105,6 +111,7 @@ def test_requeued_task_stays_below_the_delivery_limit(new_fleet: NewFleet, limit
         fleet.wait_for_each(range(4), 20)
 
 
+@needs_quorum_queues
 def test_message_that_arrives_before_its_consumer_is_not_rejected(
     new_fleet: NewFleet, limiter: Limiter, broker: Broker
 ) -> None:

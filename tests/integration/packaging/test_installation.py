@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import redis
 
+import celery_ratelimit
 from celery_ratelimit import ConfigurationError
 from celery_ratelimit.store import script
 from celery_ratelimit.testing import EmbeddedServer
@@ -52,7 +54,11 @@ def test_tests_pass_from_the_wheel(server: EmbeddedServer, store: redis.Redis, t
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT], check=True)
     (wheel,) = (tmp_path / "dist").iterdir()
-    assert wheel.name.startswith("celery_ratelimit-")
+    assert wheel.name.startswith(f"celery_ratelimit-{celery_ratelimit.__version__}-")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.split("/")[0].split("-")[0] for name in packed} == {"celery_ratelimit"}
+    sources = [each for each in (ROOT / "celery_ratelimit").rglob("*") if each.is_file() and each.suffix != ".pyc"]
+    assert {str(each.relative_to(ROOT)) for each in sources} <= packed, "templates, scripts of the page, py.typed"
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
 
     # The tests alone, away from the source tree, on what the wheel has installed.

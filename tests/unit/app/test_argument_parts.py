@@ -7,6 +7,7 @@ from typing import Annotated, Any, Optional, TypedDict
 
 import pydantic
 import pytest
+from celery import VERSION
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter
 from tests.unit.apps import make_app, plan_of, requests_of
@@ -36,7 +37,7 @@ class Order(pydantic.BaseModel):
 
 class Row(TypedDict, total=False):
     tenant_id: str
-    lines: list["Line"]
+    lines: "list[Line]"
 
 
 @dataclasses.dataclass
@@ -133,7 +134,10 @@ def test_limiter_reads_parts_as_a_task_does() -> None:
 
 # -- Tasks with pydantic=True ------------------------------------------------------------------------------------------
 
+models_are_made = pytest.mark.skipif(VERSION[:2] < (5, 5), reason="Celery makes models since 5.5")
 
+
+@models_are_made
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"acks_late": True}])
 def test_limit_reads_the_validated_model(options: dict[str, Any]) -> None:
     """By its fields, validated, with defaults, whatever keys the message has."""
@@ -150,6 +154,7 @@ def test_limit_reads_the_validated_model(options: dict[str, Any]) -> None:
     assert requests_of(plan, ANN, 1, 2, other=ANN, n=7) == [("shop.charge", "ann:ann:7", 1)]
 
 
+@models_are_made
 def test_callable_key_gets_models_as_passed() -> None:
     seen: list[Any] = []
 
@@ -178,6 +183,7 @@ def test_without_a_key_equal_messages_coalesce() -> None:
     assert by_key.alone("x", ({"n": 1},), {}) == by_key.alone("x", ({"n": "1"},), {})
 
 
+@models_are_made
 def test_arguments_invalid_for_the_model_are_invalid_for_the_limit() -> None:
     plan = plan_of(model_task, pydantic=True, limits=Limit("1/s", key="{order.tenant_id}", missing_key="shared"))
     with pytest.raises(pydantic.ValidationError):
@@ -196,6 +202,7 @@ def test_arguments_that_no_limit_reads_are_not_validated() -> None:
 # -- Checked at the start ----------------------------------------------------------------------------------------------
 
 
+@models_are_made
 @pytest.mark.parametrize(
     ("key", "why"),
     [
