@@ -18,7 +18,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m example_project.demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Those of make test, too: everything there is. Four files at a time, with their fleets, are more than two cores can do in time.
 test-all: $(STAMP) lint
