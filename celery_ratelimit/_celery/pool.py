@@ -13,6 +13,8 @@ What is relied on; line numbers are of Celery 5.7.0:
 * A cold shutdown stops the pool in the handler of the signal (celery/apps/worker.py 486), and what is in the worker's
   loop goes on after it. A prefork pool that was stopped has no ``_pool`` (celery/concurrency/prefork.py 269), and no
   ``num_processes``.
+* ``Request._on_ack`` (celery/worker/request.py 904), which acknowledges a message in the next turn of the worker's loop
+  (``Consumer.call_soon``). While the solo pool runs tasks the loop has no turn, and the gate may start many in one.
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
   (celery/worker/worker.py 295).
@@ -39,7 +41,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery.concurrency import prefork
+from celery.concurrency import prefork, solo
 from celery.worker import state
 
 from .upstream_refusal import ReturnToBacklog, refusal_in
@@ -205,7 +207,9 @@ class Pool:
         @functools.wraps(apply_async)
         def watched(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
             callback = options.get("callback")
-            request = getattr(callback, "__self__", callback)
+            request: Any = getattr(callback, "__self__", callback)
+            if isinstance(self._pool, solo.TaskPool) and hasattr(request, "_on_ack"):
+                request._on_ack = request.message.ack_log_error  # when the task has ended, not after those behind it
             job = self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
             for name, wrapper in wrappers.items():
                 options[name] = wrapper(request, options.get(name) or _ignore)

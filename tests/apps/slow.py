@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+import redis
+
 from celery_ratelimit import Limit, RateLimitedTask
 from tests.apps.fleet import app
 
@@ -15,6 +17,13 @@ __all__ = ["app"]
 def sleep(index: int, seconds: float) -> int:
     time.sleep(seconds)
     return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit("20/s", burst=20, name="slow"))
+def unacknowledged() -> int:
+    """Messages that the broker, which is a Redis, has yet to deliver, or to see acknowledged."""
+    with redis.Redis.from_url(app.conf.broker_url) as client:
+        return int(client.llen("celery")) + int(client.hlen("unacked"))
 
 
 if os.environ.get("TEST_NEWER"):

@@ -85,3 +85,12 @@ def test_first_free_process_takes_returned_tasks_when_all_workers_are_full(one_o
     until(lambda: len(of(fleet, long=False)) == 10, 45, "the start of the limited ones")
     until(lambda: len(of(fleet, long=True)) == 12, 60, "the start of all long ones")
     assert Counter(of(fleet, long=False)) == Counter(range(10))
+
+
+def test_solo_worker_acknowledges_each_task_at_its_end(new_fleet: NewFleet) -> None:
+    """Not with the tasks behind it: a worker that is killed meanwhile would repeat them all."""
+    with new_fleet(app="tests.apps.slow", prefix="tests.apps.slow.", task_acks_late=True) as fleet:
+        results = [fleet.send("unacknowledged") for _ in range(12)]
+        fleet.start("-P", "solo")
+        left = sorted((result.get(timeout=60) for result in results), reverse=True)
+        assert all(number <= 12 - ended for ended, number in enumerate(left)), left
