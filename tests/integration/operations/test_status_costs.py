@@ -88,10 +88,9 @@ def test_a_scrape_of_many_limits_makes_three_round_trips(
 @pytest.mark.parametrize(
     ("kind", "number", "most"),
     [
-        ("server", 300, 3 * 2 + 2 * 9),
-        ("cluster", 60, 60),
-    ],  # each step, and each of nine scripts, once more; a node may be
-    # asked by several connections, each of which begins with three commands
+        ("server", 300, 3 * 2 + 2 * 9),  # each step, and each of nine scripts, once more
+        ("cluster", 60, 60),  # each connection to a node begins with three commands
+    ],
 )
 def test_scripts_that_the_store_lost_are_sent_once(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, number: int, most: int
