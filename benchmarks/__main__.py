@@ -16,7 +16,6 @@ from benchmarks import acquire, algorithms, cluster, cpu, fleet, machine, report
 
 FLEET = ("plain", "recipe", "native", "heimdall", "heimdall_docs", "retry", "wait")
 UPSTREAM = ("recipe", "retry", "wait")
-RESULT = Path(__file__).parent / "results" / "latest.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +96,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--algorithms-calls", type=int, default=400, help="a round (default: %(default)s)")
     parser.add_argument("--cluster-rounds", type=int, default=12, help="default: %(default)s")
     parser.add_argument("--cluster-calls", type=int, default=400, help="a round (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULT, help="where to (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=report.RESULT, help="where to (default: %(default)s)")
     options = parser.parse_args(argv)
     # Not by choices=: argparse holds an empty list of scenarios against them.
     if wrong := [name for name in options.scenarios if name not in scenarios]:

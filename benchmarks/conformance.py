@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.report import COLUMNS, TITLES, Row
-
-RESULT = Path(__file__).parent / "results" / "latest.json"
+from benchmarks.report import COLUMNS, RESULT, TITLES, Row, cells_of, label_of, parts_of
 
 HEAD = """\
 # Measured figures
@@ -38,8 +34,8 @@ def page(result: Mapping[str, Any]) -> str:
     )
     parts = [head, "## Aims\n", *_table(["figure", "aim", "measured", ""], map(_aim, result["aims"]))]
     for scenario, rows in result["scenarios"].items():
-        for part in dict.fromkeys(row.get("part", scenario) for row in rows):
-            parts += _scenario(part, [row for row in rows if row.get("part", scenario) == part], result["settings"])
+        for part, rows_of_part in parts_of(scenario, rows).items():
+            parts += _scenario(part, rows_of_part, result["settings"])
     return "\n".join(parts) + "\n"
 
 
@@ -52,13 +48,8 @@ def _aim(aim: Mapping[str, Any]) -> list[str]:
 def _scenario(name: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> Iterator[str]:
     title, _, more = TITLES[name].format(**settings).partition(": ")
     yield f"\n## {title[0].upper()}{title[1:]}: {more}\n"
-    measured = [row for row in rows if "note" not in row]
-    cells = ([_label(row), *(form(row.get(key, math.nan)) for _, key, form in COLUMNS[name])] for row in measured)
+    cells = ([label_of(row), *cells_of(name, row)] for row in rows if "note" not in row)
     yield from _table(["", *(heading for heading, _, _ in COLUMNS[name])], cells)
-
-
-def _label(row: Row) -> str:
-    return str(row.get("label") or row["name"]) + (" (cut off)" if row.get("complete") is False else "")
 
 
 def _table(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -13,6 +14,9 @@ from rich.table import Table
 
 from benchmarks.algorithms import MIXED, SLIDING_LOG, THREE, TOKEN_BUCKET
 from benchmarks.cluster import ONE_TAG, THREE_TAGS
+
+#: Where a run leaves its figures.
+RESULT = Path(__file__).parent / "results" / "latest.json"
 
 Row = Mapping[str, Any]
 Results = Mapping[str, Sequence[Row]]
@@ -104,11 +108,28 @@ TITLES = {
 }
 
 
+def parts_of(scenario: str, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each table of a scenario: of one table, with the scenario's name, if it has no parts."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(str(row.get("part", scenario)), []).append(row)
+    return parts
+
+
+def label_of(row: Row) -> str:
+    """What a row is called; it says whether the run was cut off."""
+    return str(row.get("label") or row["name"]) + (" (cut off)" if row.get("complete") is False else "")
+
+
+def cells_of(scenario: str, row: Row) -> list[str]:
+    """A row's figures, in the order of the scenario's columns."""
+    return [form(row.get(field, math.nan)) for _, field, form in COLUMNS[scenario]]
+
+
 def show(console: Console, scenario: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
     """Print the table of one scenario, or those of its parts."""
-    parts = dict.fromkeys(str(row.get("part", scenario)) for row in rows)
-    for part in parts:
-        _show_part(console, part, [row for row in rows if row.get("part", scenario) == part], settings)
+    for part, rows_of_part in parts_of(scenario, rows).items():
+        _show_part(console, part, rows_of_part, settings)
 
 
 def _show_part(console: Console, scenario: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
@@ -117,14 +138,12 @@ def _show_part(console: Console, scenario: str, rows: Sequence[Row], settings: M
     for heading, _, _ in COLUMNS[scenario]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        name = str(row.get("label") or row["name"])
+        name = label_of(row)
         style = "green" if "celery_ratelimit" in name else None
         if "note" in row:
             table.add_row(name, str(row["note"]), style="dim")
             continue
-        if row.get("complete") is False:
-            name += " (cut off)"
-        table.add_row(name, *(form(row.get(field, math.nan)) for _, field, form in COLUMNS[scenario]), style=style)
+        table.add_row(name, *cells_of(scenario, row), style=style)
     console.print(table)
 
 

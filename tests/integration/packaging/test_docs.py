@@ -19,8 +19,8 @@ from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from benchmarks.conformance import RESULT
 from benchmarks.conformance import page as page_of_figures
+from benchmarks.report import RESULT
 from celery_ratelimit import RateLimitedTask
 from celery_ratelimit.testing import EmbeddedServer, clear_memory
 
