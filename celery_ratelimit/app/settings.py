@@ -168,7 +168,7 @@ def _read(app: Celery) -> Settings:
     if isinstance(orphans_after, bool) or not isinstance(orphans_after, (int, float)) or not 0 <= orphans_after < 1e9:
         raise ConfigurationError(f"ratelimit_orphans_after={orphans_after!r} must be a number of seconds, 0 to 1e9")
     observers = value["ratelimit_observers"]
-    if isinstance(observers, str) or not isinstance(observers, (list, tuple)):
+    if not isinstance(observers, (list, tuple)):
         raise ConfigurationError(
             f"ratelimit_observers={observers!r} must be a list of names ('proj.metrics.observer'), or of functions"
         )

@@ -225,9 +225,7 @@ def check_arguments(
     check_names(settings, signature, where, models=models)
 
 
-def check_names(
-    settings: Mapping[str, str], signature: inspect.Signature | None, where: str, *, models: bool = True
-) -> None:
+def check_names(settings: Mapping[str, str], signature: inspect.Signature | None, where: str, *, models: bool) -> None:
     """Check that the task or function takes every argument that a setting names, and that its type has the parts.
 
     Args:

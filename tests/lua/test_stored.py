@@ -582,6 +582,7 @@ def test_stored_limit_of_another_kind_than_the_code_is_shown_and_not_in_force(
     config = limiter.config("a")
     assert config.in_force == limiter.quotas["a"]
     assert str(config.stored) == str(before.quotas["a"])
+    assert not config.shadow
     assert limiter.acquire("a").capacity == code.size
     limiter.unset_rate("a")
     assert limiter.config("a").stored is None

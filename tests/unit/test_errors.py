@@ -7,6 +7,12 @@ import pickle
 import pytest
 
 from celery_ratelimit import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
+from celery_ratelimit.errors import shown
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise LookupError
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,21 @@ def test_an_error_has_the_one_base_and_survives_pickling(error: RateLimitError, 
     assert isinstance(error, ValueError) == is_value
     for again in (pickle.loads(pickle.dumps(error)), type(error)(*error.args)):  # as result backends make it
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x" * 120, repr("x" * 120)[:80] + "…"),
+        ("x" * 121, f"{'x' * 80!r}… (121 characters)"),
+        (10**119, str(10**119)),
+        (-(10**120), "-1e120 or so"),
+        (["x" * 200], f"['{'x' * 78}…"),
+        (Unshown(), "a Unshown that cannot be shown"),
+    ],
+)
+def test_value_in_an_error_is_cut(value: object, text: str) -> None:
+    assert shown(value) == text
 
 
 def test_the_texts_name_the_limit_and_the_mend() -> None:

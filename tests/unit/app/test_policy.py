@@ -9,6 +9,7 @@ import pytest
 from kombu import Queue
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
+from celery_ratelimit.app.options import alike_of
 from celery_ratelimit.app.plan import make_plan
 from celery_ratelimit.app.settings import settings_of
 from tests.unit.apps import make_app, plan_of
@@ -76,6 +77,7 @@ def test_overflow_queue_exists_where_celery_makes_none() -> None:
         *[({"inline_wait": value}, f"inline_wait={value!r}.*a number of sec") for value in (-1, "1", True, math.nan)],
         *[({"max_wait": value}, f"max_wait={value!r}.*a number of seconds") for value in (-0.1, 1e9, "60")],
         *[({"coalesce": value}, f"coalesce={value!r} is not one of 'newest', 'oldest'") for value in ("latest", True)],
+        ({"throttle": "wait", "limits": Limit("1/s", fair="{tenant}")}, "fair='{tenant}' of limit .* would do nothing"),
         ({"coalesce_key": "{order_id}"}, "coalesce_key='{order_id}' .*coalesce"),
         ({"coalesce": "newest", "throttle": "wait"}, "throttle='wait' leaves the backlog in the broker"),
         ({"coalesce": "newest", "throttle": "drop"}, "throttle='drop' lets no task wait"),
@@ -122,6 +124,11 @@ class Keys:
 def test_coalesce_key_selects_the_arguments(key: Any) -> None:
     plan = plan_of(charge, limits="1/s", coalesce="oldest", coalesce_key=key)
     assert plan.alone("sync", (1, "a"), {}) == plan.alone("sync", (1,), {"amount": 2}) != plan.alone("sync", (2,), {})
+
+
+def test_without_a_signature_arguments_coalesce_as_they_are_passed() -> None:
+    calls = [((1,), {}), ((2,), {}), ((), {"n": 1})]
+    assert len({alike_of("sync", None, None, args, kwargs) for args, kwargs in calls}) == 3
 
 
 def test_unfillable_coalesce_key_error_names_the_task() -> None:

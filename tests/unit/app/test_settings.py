@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit
-from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.app.settings import has_limits, settings_of
 from celery_ratelimit.app.state import check_store, limiter_of
 from tests.unit.apps import make_app
 
@@ -122,6 +122,23 @@ def test_defaults() -> None:
 
 def test_fleet_is_named_by_letters_digits_and_signs() -> None:
     assert settings_of(make_app(URL, ratelimit_fleet="Blue_1.a-b")).fleet == "Blue_1.a-b"
+
+
+def test_task_may_never_be_put_back() -> None:
+    assert settings_of(make_app(URL, ratelimit_max_upstream_throttles=0)).max_upstream_throttles == 0
+
+
+@pytest.mark.parametrize(
+    ("conf", "has"),
+    [
+        ({}, False),
+        ({"RATELIMIT_QUOTAS": {"a": "1/s"}}, True),
+        ({"ratelimit_qotas": {}}, True),
+        ({"RATELIMIT_X": 1}, False),
+    ],
+)
+def test_app_has_limits_if_a_setting_may_be_meant_for_them(conf: dict[str, Any], has: bool) -> None:
+    assert has_limits(make_app(URL, **conf)) is has
 
 
 def test_credentials_are_not_shown() -> None:

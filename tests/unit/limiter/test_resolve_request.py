@@ -106,6 +106,10 @@ def test_invalid_request_error_names_the_value(
         resolver.demands(limits, **{"key": None, "cost": None, **options})
 
 
+def test_unknown_limit_error_suggests_a_known_one(resolver: RequestResolver) -> None:
+    assert "Did you mean 'stripe'?" in str(resolver.unknown("strpe"))
+
+
 def test_key_and_cost_come_from_the_call_or_from_the_arguments(resolver: RequestResolver) -> None:
     args = {"tenant": "ann", "n": 3}
     for key, cost, found in ((None, None, ("ann", 3)), ("bob", None, ("bob", 3)), (None, 5, ("ann", 5))):

@@ -232,6 +232,7 @@ def test_values_at_the_edge_are_valid() -> None:
     assert Concurrency(999_999_999, lease=0.1, cost=len).lease == 0.1
     for recover in (1, 86_400):
         assert Adaptive(floor=0.001, recover=recover).wire() == (recover * 500_000, 1000)
+    assert Adaptive(floor=1e-9).wire() == (15_000_000, 1)
     assert Breaker(1000, half_open_every=0.1, errors=ValueError).errors == (ValueError,)  # type: ignore[arg-type]
     assert Limit("1/s", breaker=True).breaker == Breaker(10, half_open_every=5.0, errors=(Exception,))
     assert Breaker(1, half_open_every=86_400, of_last=1000).of_last == 1000

@@ -70,6 +70,7 @@ COMPUTED, TOKENS, BYTES = demand("tokens", 40, cost="tokens"), demand("tokens", 
         ([CALLS, demand("more")], 7, None, [7, 7]),  # or all limits
         ([demand("calls", 2), LimitRequest(Concurrency(5), "gpu", "", 3)], 7, None, [7, 3]),  # places are not spent
         ([TOKENS, LimitRequest(Concurrency(5, cost="n"), "gpu", "", 3)], 7, None, [7, 3]),
+        ([COMPUTED, BYTES], 7, None, [7, 9]),
         ([CALLS, COMPUTED], 7, "calls", [7, 40]),
         ([CALLS, TOKENS, BYTES], {"tokens": 7, "calls": 0}, None, [0, 7, 9]),
         ([CALLS], 7, "other", r"no limit 'other' in this decision \(limits: calls\)"),

@@ -35,6 +35,7 @@ NONE = Throughput()
         (10, bucket(), Throughput(10.0, 10, 50.0, lots=10, backlog=30.0), 30.0, "workers start 1/s of 50/s allowed"),
         (5, bucket(interval=0.0), Throughput(10.0, 50), 1.0, ""),
         (100, bucket(wait=30.0, paused=30.0), Throughput(10.0, 0, 20.0), 35.0, ""),  # none starts while it is paused
+        (100, bucket(wait=30.0, paused=30.0), Throughput(10.0, 10, 20.0), 100.0, "workers start 1/s of 20/s allowed"),
         (0, bucket(interval=3600.0), Throughput(60.0, 0, 1 / 3600), 0.0, ""),
         (0, bucket(interval=0.6), Throughput(50.0, 0, 100 / 60, gap=60.0), 0.0, ""),  # a window that is used up
     ],
