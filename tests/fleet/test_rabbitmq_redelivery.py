@@ -130,5 +130,5 @@ def test_message_that_arrives_before_its_consumer_is_not_rejected(
             assert "no callbacks" not in fleet.log(number)
         limiter.resume(WAIT, force=True)
         fleet.start()
-        fleet.wait_for(20, 10)
-        assert {start.index for start in fleet.starts()} == set(range(20))
+        # A killed worker may have published a message again and not acknowledged it: that task runs twice.
+        until(lambda: {start.index for start in fleet.starts()} == set(range(20)), 20, "the start of each task")

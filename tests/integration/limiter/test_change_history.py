@@ -81,7 +81,8 @@ def test_last_hundred_changes_are_kept_and_expire(changing: Limiter, store: redi
     assert [each.after.shown for each in changing.history("stripe")] == [
         f"{number + 1}/s, burst 5" for number in range(5, 105)
     ]
-    assert 0 < store.pttl("ratelimit:v1:{stripe}::history") <= 365 * 86_400_000
+    minute = 60_000  # what a frozen clock adds
+    assert minute < store.pttl("ratelimit:v1:{stripe}::history") <= 365 * 86_400_000 + minute
 
 
 def test_history_of_an_unknown_limit_is_an_error(changing: Limiter) -> None:
