@@ -54,7 +54,7 @@ PARKED_BYTES = 300
 # -- Polls of one worker -----------------------------------------------------------------------------------------------
 
 #: Seconds between two polls: of a worker that finds tasks, of one parking lot, and of a store that is lost. With 0.2 a
-#: task of 20/s cost 0.3 scripts more (ADR 37).
+#: task cost 0.17 scripts more (simulated, ADR 37).
 POLL_INTERVAL = 0.3
 #: Most seconds between two polls while tasks are parked: each poll without a result doubles the pause (ADR 24). A
 #: worker that has found and parked nothing for as long is quiet.
@@ -62,7 +62,7 @@ MAX_POLL_INTERVAL = 2.0
 #: Least seconds between two polls of a quiet worker.
 QUIET_POLL_INTERVAL = 1.0
 #: Seconds between two polls, and between two reports to the fleet, of a worker at rest: 0.15 commands a second in the
-#: place of 3.7 (ADR 20). A notification ends the pause.
+#: place of 3.7 (ADR 8). A notification ends the pause.
 REST_INTERVAL = 20.0
 #: The share by which pauses differ at random, so that workers do not poll at the same time.
 JITTER = 0.25

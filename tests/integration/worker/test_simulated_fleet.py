@@ -8,7 +8,7 @@ from benchmarks.simulated import excess
 from benchmarks.simulation import EPOCH, simulated
 
 WORKERS, RATE, TASKS = 12, 120, 600
-#: Store operations a permit, at the most, of a fleet whose lot has just begun to fill: it is 2.7 (ADR 40).
+#: Store operations a permit, at the most, of a fleet whose lot has just begun to fill: it is 2.7.
 MOST_ASKED = 3.0
 
 
