@@ -46,8 +46,6 @@ def names(server: EmbeddedServer) -> Iterator[dict[str, Any]]:
         yield {
             "app": app,
             "client": SimpleNamespace(complete=str.upper),  # an upstream's
-            "render": lambda: None,
-            "schedule": lambda after: None,
         }
     clear_memory()
     if CeleryInstrumentor().is_instrumented_by_opentelemetry:  # which a page has switched on
