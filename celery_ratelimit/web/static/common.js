@@ -46,7 +46,7 @@ export function listen(address, show) {
   function hear(event) {
     const said = JSON.parse(event.data);
     if (said.trouble) {
-      complain(`${said.trouble}.${at ? ` What is shown is of ${at}.` : ""}`);
+      complain(`${said.trouble.replace(/\.$/, "")}.${at ? ` What is shown is of ${at}.` : ""}`);
       return;
     }
     complain("");
