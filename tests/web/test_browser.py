@@ -234,6 +234,9 @@ def test_lost_store_is_shown_until_it_is_back(page: Page, server: EmbeddedServer
         limits.kill()
         page.until("document.getElementById('trouble').textContent.includes('does not answer')")
         assert page.evaluate("document.getElementById('trouble').hidden") is False
+        said = page.evaluate("document.getElementById('trouble').textContent")
+        assert "Check that it runs" in said
+        assert ".." not in said
         assert page.evaluate(ROWS) >= 10, "what was seen is there still"
         limits.start()
         page.until("document.getElementById('trouble').hidden")
