@@ -576,9 +576,9 @@ class Fleet:
 
     def _park(self, app: Celery) -> Backlog:
         parking: Any = Backlog(self.limiter, "fleet", 3600.0)
-        # No simulated worker hears the bell: an idle worker asks each second.
-        bell = SimpleNamespace(has_rung=lambda: True, listen=lambda: None, close=lambda: None)
-        parking.bell = lambda on_ring=None: bell
+        # No simulated worker is notified: an idle worker asks each second.
+        listener = SimpleNamespace(was_notified=lambda: True, listen=lambda: None, close=lambda: None)
+        parking.notification_listener = lambda on_notification=None: listener
         self._parking.append(parking)
         return parking
 

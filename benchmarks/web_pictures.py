@@ -50,6 +50,7 @@ def _take(page: Page, url: str, path: Path, width: int, height: int, *, dark: bo
     page.look(width, height, dark=dark)
     page.go_to(url)
     page.until("document.querySelector('#limits tbody tr, #chart svg') && document.getElementById('at').textContent")
+    page.evaluate("document.querySelector('[data-range=\"3 hours\"]')?.click()")
     page.until("document.getElementById('page')?.textContent !== ''")
     page.evaluate("document.fonts.ready.then(() => new Promise((done) => setTimeout(done, 300)))")
     page.picture(path)

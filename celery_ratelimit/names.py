@@ -6,10 +6,12 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["IMPORT_HINT", "listed", "near", "no_such_limit", "plain"]
+__all__ = ["FORCE_HINT", "IMPORT_HINT", "listed", "near", "no_such_limit", "plain"]
 
 #: For a process that only sends: it may have imported none of the app's tasks.
 IMPORT_HINT = " Tasks are known once they are imported: app.loader.import_default_modules()"
+#: For functions and commands that take it.
+FORCE_HINT = " (force=True accepts any name)"
 #: Most names that are listed.
 _MOST = 20
 
@@ -23,7 +25,7 @@ def near(name: str, known: Iterable[str]) -> str:
 def no_such_limit(name: str, known: Iterable[str]) -> str:
     """The error for an unknown name; lists near names, or all."""
     hint = near(name, known) or f"{listed(known)}."
-    return f"No limit is called {name[:120]!r}. {hint[0].upper()}{hint[1:]} (force=True does it anyway)"
+    return f"No limit is called {name[:120]!r}. {hint[0].upper()}{hint[1:]}{FORCE_HINT}"
 
 
 def plain(text: Any) -> str:

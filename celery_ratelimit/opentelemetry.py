@@ -60,12 +60,12 @@ class Telemetry:
     def __init__(self, meter_provider: metrics.MeterProvider | None = None) -> None:
         meter = metrics.get_meter(_PREFIX, meter_provider=meter_provider)
         self._requests = meter.create_counter(
-            f"{_PREFIX}.requests", unit="{request}", description="Decisions of workers, by what came of them."
+            f"{_PREFIX}.requests", unit="{request}", description="Decisions of workers, by result."
         )
         self._waits = meter.create_histogram(
             f"{_PREFIX}.request.time_in_queue",
             unit="s",
-            description="From when a task was throttled until it started.",
+            description="Time from when a task was throttled until it started.",
             explicit_bucket_boundaries_advisory=BOUNDS,
         )
         signals.task_prerun.connect(_before, weak=False, dispatch_uid=_CALLED)

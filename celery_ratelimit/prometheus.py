@@ -126,15 +126,15 @@ class Collector:
 
 
 def _counted(stats: Iterable[Stats]) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        f"{_PREFIX}_requests", "Decisions, by what came of them.", labels=["limit", "result"]
+    requests = CounterMetricFamily(f"{_PREFIX}_requests", "Decisions, by result.", labels=["limit", "result"])
+    permits = CounterMetricFamily(f"{_PREFIX}_permits", "Permits taken.", labels=["limit"])
+    errors = CounterMetricFamily(
+        f"{_PREFIX}_store_errors", "Decisions for which the store did not answer.", labels=["limit"]
     )
-    permits = CounterMetricFamily(f"{_PREFIX}_permits", "Permits that were taken.", labels=["limit"])
-    errors = CounterMetricFamily(f"{_PREFIX}_store_errors", "Decisions that met no store.", labels=["limit"])
     text = "Calls that upstreams refused, pauses by headers, and breakers that opened."
     upstream = CounterMetricFamily(f"{_PREFIX}_upstream", text, labels=["limit", "what"])
     waits = HistogramMetricFamily(
-        f"{_PREFIX}_wait_seconds", "From when a task or call was throttled until it started.", labels=["limit"]
+        f"{_PREFIX}_wait_seconds", "Time from when a task or call was throttled until it started.", labels=["limit"]
     )
     for each in stats:
         for result, number in each.results.items():
@@ -157,15 +157,15 @@ def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
 
 
 def _in_force(found: Sequence[LimitStatus]) -> Iterator[Metric]:
-    rate = _gauge("rate", "Permits a second; of places: how many there are.", "source")
-    remaining = _gauge("remaining", "Permits that could be taken now; not of limits that are kept by key.")
-    leases = _gauge("leases", "Places that are held; not of limits that are kept by key.")
+    rate = _gauge("rate", "Permits per second; of a Concurrency: how many there are.", "source")
+    remaining = _gauge("remaining", "Permits that can be taken now; not for limits with keys.")
+    leases = _gauge("leases", "Leases held; not for limits with keys.")
     paused = _gauge("paused", "Whether the limit is paused.")
     shadow = _gauge("shadow", "Whether the limit is in shadow, and throttles nothing.")
     delayed = CounterMetricFamily(
         f"{_PREFIX}_shadow_delayed", "Requests that a limit in shadow would have delayed.", labels=["limit"]
     )
-    longest = _gauge("shadow_longest_seconds", "The longest that one of them would have waited.")
+    longest = _gauge("shadow_longest_seconds", "Longest delay, in seconds, of such a request.")
     for each in found:
         name, config = each.name, each.standing.config
         for source, limit in (("code", config.code), ("stored", config.stored)):
@@ -188,10 +188,10 @@ def _rate_of(limit: AnyLimit) -> float:
 
 
 def _parked(found: Sequence[LimitStatus]) -> Iterator[Metric]:
-    tasks = _gauge("parked_tasks", "Tasks that are parked.")
-    oldest = _gauge("oldest_parked_seconds", "Since when the first of them is throttled.")
-    drain = _gauge("drain_seconds", "Until the last of them has had its turn, where this is known.")
-    unattended = _gauge("unattended_tasks", "Parked tasks of a limit that no worker has.")
+    tasks = _gauge("parked_tasks", "Parked tasks.")
+    oldest = _gauge("oldest_parked_seconds", "Time since the oldest parked task was first throttled.")
+    drain = _gauge("drain_seconds", "Time until the last parked task has its turn, if known.")
+    unattended = _gauge("unattended_tasks", "Parked tasks of a limit that no worker reports.")
     for each in found:
         age = each.standing.now - each.oldest if each.oldest is not None else 0.0
         tasks.add_metric([each.name], each.parked)

@@ -54,7 +54,7 @@ local function fade(key, minutes)
     end
 end
 
--- Space-saving (Metwally et al. 2005): where there is no room, who has least makes room, and the newcomer gets what it had.
+-- Space-saving (Metwally et al. 2005): a full table drops its smallest entry, and the new one gets its count.
 local function add_user(key, name, permits)
     local before = call('ZSCORE', key, name)
     if not before and call('ZCARD', key) >= MOST then

@@ -4,7 +4,7 @@
 --        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
 -- ARGV   1  lasts     us, >= 0; 0: now
 --        2  key       text: of the bucket; '' for the whole limit
---        3  note      text: who and why, for the history
+--        3  note      text: author and reason, for the history
 -- Reply  1 if there was one, else 0
 -- Writes config, history, key_settings; time to live: an hour longer, unless it has a version
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS = unpack(KEYS)

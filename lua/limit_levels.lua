@@ -1,4 +1,4 @@
--- limit_levels: how do several limits stand, each for itself? For people who look at all of them. Writes nothing.
+-- limit_levels: the level of each of several limits, for displays. Writes nothing.
 --
 -- KEYS   four per limit, see include/read_limits.lua
 -- ARGV   six per limit, see include/read_limits.lua

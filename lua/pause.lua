@@ -5,7 +5,7 @@
 --        6  state; 7  refused: a pause that an upstream has caused, see report_throttle.lua
 -- ARGV   1  lasts     us, >= 0; 0: go on (resume)
 --        2  key       text: of the bucket; '' for the whole limit
---        3  note      text: who and why, for the history
+--        3  note      text: author and reason, for the history
 -- Reply  us that it is paused for, from now; for a resume: 1 if it was paused
 -- Writes config, history, key_settings; time to live: an hour longer than the pause, if nothing else is there; a resume also state
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, STATE, REFUSED = unpack(KEYS)

@@ -7,8 +7,8 @@
 -- ARGV   1  number    of limits
 --        2  horizon   us, see acquire.lua
 --        3  claim     us, see acquire.lua
---        4  ear       text: the line of the requests, see include/concurrency_waiters.lua; '': its worker cannot be rung for
---        5  most      >= 0: no more requests than that get their permits; the others, their slots, and nobody rings for them
+--        4  ear       text: the line of the requests, see include/concurrency_waiters.lua; '': its worker cannot be notified
+--        5  most      >= 0: no more requests than that get their permits; the others get slots, and no notification
 --        6  all       1: each request is asked for; 0: up to the first that is refused
 --        7  requests  how many, >= 1
 --        8+ six per limit, see include/read_limits.lua; of each request its id and the id of its lease; of each lease that is given

@@ -12,7 +12,7 @@
 --        4  most      us: the longest pause, if the upstream has not said
 --        5  jitter    millionths of the pause that are added, if the upstream has not said
 --        6  key       text: of the bucket that is paused; '' for the whole limit
---        7  note      text: who and why, for the history
+--        7  note      text: author and reason, for the history
 --        8  ramp      us, > 0: over which the rate rises from a tenth to the whole after the pause; 0: at once
 --        9  slow      text: the note of that rate, as set_rate.lua stores it
 --        10 takes     1: takes the permits with which the refused task can start after the pause, if that is near; 0: none
@@ -59,7 +59,7 @@ if until_us > max(now, config.paused) then
     end
     local is_ours = config.method == 'warm_up' and config.extra + 0 < 0
     if RAMP_US > 0 and (is_ours or config.method == '-' and not has_rate(call('GET', WHOLE_CONFIG))) then
-        -- For as long as the ramp the limit is a bucket that warms up, as if somebody had stored it; what people store stays.
+        -- For as long as the ramp the limit is a bucket that warms up, as if that were stored; what operators store stays.
         config.method, config.count, config.period = 'warm_up', ARGV[FIRST_LIMIT + 1], ARGV[FIRST_LIMIT + 2]
         config.size, config.extra, config.since = ARGV[FIRST_LIMIT + 3], -RAMP_US, now
         config.expiry, config.note = until_us + RAMP_US, SLOW

@@ -1,7 +1,7 @@
 -- reset: forget what was taken.
 --
 -- KEYS   of each limit: its state, its slots, what was touched, its history, virtual queues of its buckets, see simulate_shadow.lua
--- ARGV   1  note: who and why, for the history; then the key of each limit's bucket: text
+-- ARGV   1  note: author and reason, for the history; then the key of each limit's bucket: text
 -- Reply  1
 -- Writes states, slots and virtual queues: they are gone; history
 local NOTE, FIRST_BUCKET = ARGV[1], 2

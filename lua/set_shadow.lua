@@ -1,4 +1,4 @@
--- set_shadow: put a limit into shadow for everybody, or in force, whatever the code says; or leave it to the code again.
+-- set_shadow: put a limit into shadow for all processes, or in force, whatever the code says; or leave it to the code again.
 --
 -- KEYS   1  config of the name, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
 --        include/mark_for_recheck.lua; 4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua; 6  shadow;
@@ -7,8 +7,8 @@
 --        2  note      text: what only clients read
 -- Reply  1 if that is something else than before, else 0
 -- Writes shadow: string, "<flag> <us since>", a line feed and the note; config, history. shadow has no time to live, nor has config
---        while it says so: it is somebody's decision. Nobody stands in a virtual queue any more, and what would have been done is
---        forgotten, but for those who read it after its end.
+--        while it says so: an operator decided it. The virtual queues are emptied, and the simulated results are deleted, but for
+--        readers of the report after its end.
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, SHADOW, ARRIVALS, QUEUES, ENDS, REPORT = unpack(KEYS)
 local BUCKET = '' -- the whole limit
 local flag, NOTE = ARGV[1], ARGV[2]

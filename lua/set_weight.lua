@@ -1,4 +1,4 @@
--- set_weight: put a weight in the place of the code's, for one of those who share a limit.
+-- set_weight: store the weight of one share of a limit, in place of the code's.
 --
 -- KEYS   1  config of the name, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
 --        include/mark_for_recheck.lua; 4  history, see include/keep_change.lua; 5  key_settings, see
@@ -7,7 +7,7 @@
 --        2  weight    number, >= 0; '': the code's again
 --        3  note      text: what only clients read
 -- Reply  1; for the code's: 1 if one was stored, else 0
--- Writes weights, history; weights have no time to live: they are somebody's decision
+-- Writes weights, history; weights have no time to live: an operator decided them
 local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, KEY_SETTINGS, WEIGHTS = unpack(KEYS)
 local BUCKET = '' -- the whole limit
 local share, weight, NOTE = ARGV[1], ARGV[2], ARGV[3]

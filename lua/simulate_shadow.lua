@@ -23,7 +23,7 @@
 local LIMITS, MOST, READS = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local FIRST_LIMIT = 4
 local LATE_US, MINUTE_US, DAYS_MS = 2500000, 60000000, 2592000000
-local LONG_US = 10000 -- a shorter delay is none that anybody would see
+local LONG_US = 10000 -- a shorter delay is not counted
 local NUMBER, CORRECTS = 1, false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
@@ -69,7 +69,7 @@ for i = 1, LIMITS do
         limit.come[#limit.come + 1] = {now - tonumber(ARGV[j]), format('%s %s %s %s %s', ARGV[j + 1], ARGV[j + 2],
             own and packed(own) or '-', ARGV[j + 4], ARGV[j + 5])}
     end
-    if match(call('GET', limit.shadow) or '', '^0') then limit.come = {} end -- it is in force: who told does not know yet
+    if match(call('GET', limit.shadow) or '', '^0') then limit.come = {} end -- it is in force, and the reporting process does not know yet
     limit.due = rule and call('ZRANGEBYSCORE', limit.arrivals, '-inf', int(now - LATE_US), 'WITHSCORES', 'LIMIT', 0, MOST) or {}
     for j = 1, #limit.due, 2 do
         local method = match(limit.due[j], '^%d+ %-?%d+ ([%a_]+),')

@@ -1,4 +1,4 @@
--- weights: what is stored for those who share a limit. Writes nothing.
+-- weights: the stored weights of a limit's shares. Writes nothing.
 --
 -- KEYS   1  weights, see include/shares.lua
 -- Reply  us of this clock; share, what is stored for it, share, ...

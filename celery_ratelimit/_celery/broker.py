@@ -32,6 +32,7 @@ __all__ = [
     "HOLD_SHARE",
     "Broker",
     "broker_fingerprint",
+    "broker_lost",
     "broker_problem",
     "consumer_timeout_of",
     "is_on_sqs",
@@ -116,6 +117,12 @@ class Broker:
         return 4.0 if self.no_event_loop and not self.on_amqp else 0.0
 
 
+def broker_lost(error: BaseException) -> str:
+    """The error for a broker that does not answer, and what to check."""
+    why = str(error).rstrip(".")
+    return f"the broker does not answer: {why}. Check that it runs, that this machine reaches it, and broker_url"
+
+
 def broker_problem(app: Any, error: BaseException) -> str:
     """What is wrong with an app's broker, if an error, wherever it was raised, is about that; else ``""``."""
     with app.connection_for_write() as connection:
@@ -126,7 +133,7 @@ def broker_problem(app: Any, error: BaseException) -> str:
     for each in causes:
         # Among its connection errors kombu has the KeyErrors of its reading from Redis; a broken pipe is a reader's.
         if isinstance(each, lost) and not isinstance(each, (KeyError, BrokenPipeError)):
-            return f"the broker does not answer: {each}"
+            return broker_lost(each)
         if isinstance(each, refused):
             return f"the broker refuses what it was told: {each}"
     return ""

@@ -13,6 +13,7 @@ from typing import Any
 from celery.worker.control import control_command, inspect_command
 
 from ..errors import RateLimitError
+from ..names import FORCE_HINT, IMPORT_HINT
 
 __all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_task", "ratelimits"]
 
@@ -89,4 +90,4 @@ def _answer(state: Any, do: Any) -> dict[str, str]:
     try:
         return {"ok": do(limiter_of(state.app))}
     except RateLimitError as error:
-        return {"error": str(error)}
+        return {"error": str(error).replace(FORCE_HINT, "").replace(IMPORT_HINT, "")}

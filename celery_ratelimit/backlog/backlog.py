@@ -22,9 +22,9 @@ from ..limiter.argument_checks import microseconds
 from ..limiter.limit_request import LimitRequest
 from ..limiter.limiter import Limiter
 from ..limiter.script_calls import ARGUMENTS, KEYS
-from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
+from ..store.notifications import NotificationListener
 from ..store.resp import bulk, text
 from ..store_calls.store_calls import Asks, asked
 from . import tuning
@@ -75,9 +75,11 @@ class Backlog:
         """See :meth:`StoreRunner.memory`."""
         return self._asker.memory() if self.can_park else (0, 0)
 
-    def bell(self, on_ring: Callable[[str | None], None] | None = None) -> Bell:
-        """The bell that rings when a limit without parked tasks gets its first ones, or an upstream pauses a limit."""
-        return Bell(self._asker.client, self._asker.prefix, on_ring=on_ring)
+    def notification_listener(
+        self, on_notification: Callable[[str | None], None] | None = None
+    ) -> NotificationListener:
+        """Notified when a limit without parked tasks gets its first ones, or an upstream pauses a limit."""
+        return NotificationListener(self._asker.client, self._asker.prefix, on_notification=on_notification)
 
     # -- In --------------------------------------------------------------------------------------------------------
 

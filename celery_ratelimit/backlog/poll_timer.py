@@ -1,8 +1,9 @@
 """When one worker asks the store for tasks that are due, and how it makes buckets due earlier after a change.
 
 A poll follows a poll after a pause: the worker that finds tasks polls again soon, the others ever more seldom, so that
-a fleet of any size asks about as often as one worker (:class:`DueBuckets`). A bell ends the pause (:class:`PollTimer`).
-A changed limit, and a queue that is consumed again, make buckets due earlier (:class:`Rescheduler`).
+a fleet of any size asks about as often as one worker (:class:`DueBuckets`). A notification ends the pause
+(:class:`PollTimer`). A changed limit, and a queue that is consumed again, make buckets due earlier
+(:class:`Rescheduler`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ReturnScheduler:
         occupied: buckets in which tasks are known to be parked.
         memory: whether the store has memory for parked tasks.
         rescheduler: makes buckets due earlier after a change.
-        on_ring: called in another thread with what the store's bell says, see ``lua/include/wake_idle_workers.lua``.
+        on_notification: called in another thread with a notification's text (``lua/include/wake_idle_workers.lua``).
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ReturnScheduler:
         self.memory: StoreMemory = StoreMemory(parking)
         self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, GateRequest]] = deque()
-        self.on_ring: Callable[[str | None], None] = lambda said: None
-        self._bell = parking.bell(lambda said: self.on_ring(said))
+        self.on_notification: Callable[[str | None], None] = lambda said: None
+        self._listener = parking.notification_listener(lambda said: self.on_notification(said))
         self._polls = PollTimer(worker, outage, calls, self._poll, self._pause, self._may_poll)
         self._polled_at, self._polls_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
@@ -168,7 +168,7 @@ class ReturnScheduler:
             self._polls.begin(tuning.POLL_INTERVAL)
             self._outage.ask(partial(asked, self.memory.look(is_idle=False)), None, quietly=True)
             if self.parking.can_park:
-                self._bell.listen()
+                self._listener.listen()
             self._unattended_watcher.report_now()
             self.rescheduler.begin()
 
@@ -185,7 +185,7 @@ class ReturnScheduler:
         if self.parking.can_park:
             self._outage.ask(self.parking.published, None, quietly=True)
             self._outage.ask(end, None, quietly=True)
-        self._bell.close()
+        self._listener.close()
         self._unattended_watcher.close()
         self.arrivals.close()
         self.rescheduler.close()
@@ -237,7 +237,7 @@ class ReturnScheduler:
         """Publish tasks whose turn is near, of all buckets that are due. False: there are more, and time is up."""
         due = self._due
         if not due:
-            if self.is_idle and not self._bell.has_rung() and not due.must_ask:
+            if self.is_idle and not self._listener.was_notified() and not due.must_ask:
                 return True
             yield from due.find()
             if due:

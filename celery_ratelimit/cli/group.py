@@ -27,12 +27,13 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from kombu.exceptions import OperationalError
 
-        from .._celery.broker import broker_problem
+        from .._celery.broker import broker_lost, broker_problem
+        from ..operations.wording import store_lost
 
         try:
             return super().invoke(ctx)
         except StoreUnavailable as error:
-            raise _failed(f"{_store(ctx)} does not answer: {error.__cause__ or error}") from None
+            raise _failed(store_lost(_store(ctx), error)) from None
         except StoreMisconfigured as error:
             raise _failed(error) from None
         except ConfigurationError as error:
@@ -40,7 +41,7 @@ class Commands(click.Group):
         except RateLimitError as error:
             raise _failed(error) from None
         except OperationalError as error:
-            raise _failed(f"the broker does not answer: {error}") from None
+            raise _failed(broker_lost(error)) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:

@@ -63,5 +63,8 @@ def web(
     if is_made:
         click.echo(f"Token: {token} (made for this run; --no-token makes none)")
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"http://{shown}:{at.getsockname()[1]}/" + ("" if allow_changes else " (nothing can be changed there)"))
+    address = f"http://{shown}:{at.getsockname()[1]}/"
+    click.echo(address + ("" if allow_changes else " (nothing can be changed there)"))
+    if is_made:  # in the fragment: a browser sends it to no server, so no log has it
+        click.echo(f"{address}login#token={token} (logs in)")
     serve(app, options, at, lambda line: click.echo(f"{clock(time())} {line}"))

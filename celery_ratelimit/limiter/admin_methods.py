@@ -50,15 +50,15 @@ class AdminMethods(LimiterBase):
         Args:
             name: the limit's name, or the limit.
             rate: a rate (other options stay those of the quota here), a :class:`Limit`, or a :class:`Concurrency` to
-                replace a :class:`Concurrency`. Its name, key, cost, lease and per_worker are ignored: the code's hold.
+                replace a :class:`Concurrency`. It is stored without name, key, missing_key, cost, per_worker, lease,
+                fair, weights, max_parked, priority_reserve, adaptive, breaker, shadow (the code's hold), rates,
+                rates_ttl and resume_over (none is in force).
             key: changes one bucket of a limit with keys; takes precedence over the whole limit's stored rate.
-            version: a number that grows with each deploy. Nothing changes if this or a higher version was set before,
-                so that an old process or a rollback cannot undo a newer change. A change without a version always
-                applies, and keeps the stored version.
+            version: a number that grows with each deploy. Nothing changes if this or a higher one was set before, as by
+                a newer process. A change without a version always applies, and keeps the stored version.
             for_: seconds after which the code's rate holds again. Default: no end.
-            by: author of the change; default: user and host. :meth:`config` and :meth:`history` show it, here and in
-                every method that changes something.
-            reason: reason of the change, shown in the same way.
+            by: author; default: user and host. :meth:`config` and :meth:`history` show it.
+            reason: reason, shown in the same way.
             force: also for an unknown name: no quota of this limiter, no limit of its app's tasks and queues, and
                 nothing in the store. The store knows a limit while its rate is stored, or it is paused or in use. (A
                 limit with keys that the code here does not know is found by its stored rate, or by ``key``.) All

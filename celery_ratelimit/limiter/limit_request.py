@@ -165,7 +165,7 @@ def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
 
 
 def costs_for(limits: Sequence[AnyLimit], cost: int | None, of_each: bool) -> list[int | None]:
-    """The cost that a call names for each limit; ``None``: the limit's own. Beside rates, a cost is not of places."""
+    """The cost that a call names for each limit; ``None``: the limit's own, as of a Concurrency beside rates."""
     if of_each or all(isinstance(limit, Concurrency) for limit in limits):
         return [cost] * len(limits)
     return [None if isinstance(limit, Concurrency) else cost for limit in limits]

@@ -183,9 +183,9 @@ class Limit(AnyLimit):
         example = "a Breaker(open_after=…, half_open_every=…)"
         object.__setattr__(self, "breaker", switch_of(label, "breaker", breaker, Breaker, example))
         if algorithm not in ALGORITHMS:
-            places = ": for places, take Concurrency" if algorithm == "concurrency" else ""
+            hint = ": use Concurrency(4) to limit tasks that run at once" if algorithm == "concurrency" else ""
             raise ConfigurationError(
-                f"{label}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}{places}"
+                f"{label}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}{hint}"
             )
         if not is_number(headroom) or not 0 <= headroom < 1:
             raise ConfigurationError(f"{label}: headroom={shown(headroom)} must be a share from 0 to below 1")

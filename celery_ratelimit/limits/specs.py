@@ -48,8 +48,8 @@ def limit_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
 
 def _check_kind(spec: Mapping[Any, Any]) -> None:
     """Reject an option of a :class:`Limit` where ``limit`` makes a :class:`Concurrency`, and the other way round."""
-    rate, places = ({each.name for each in fields(kind)} for kind in (Limit, Concurrency))
-    others = rate - places if "limit" in spec else places - rate
+    rate, leases = ({each.name for each in fields(kind)} for kind in (Limit, Concurrency))
+    others = rate - leases if "limit" in spec else leases - rate
     for option, value in spec.items():
         if option in others and "limit" in spec:
             raise ConfigurationError(f"{option}={shown(value)} is for a rate, and limit= makes a Concurrency")

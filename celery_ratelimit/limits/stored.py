@@ -164,14 +164,14 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
         raise ConfigurationError(f"limit {name!r}: {shown(rate)} is neither a rate, such as '100/s', nor a Limit")
     if code is not None and is_other_kind(code, limit):
         raise ConfigurationError(
-            f"limit {name!r} is {code} in the code: places cannot become a rate, nor a rate places; "
-            "give the other one another name"
+            f"limit {name!r} is {code} in the code: a stored limit cannot turn a rate into a Concurrency, or the "
+            "reverse. Give the new limit another name"
         )
     return limit
 
 
 def is_other_kind(limit: AnyLimit, other: AnyLimit) -> bool:
-    """Whether one is a rate, and the other one places: what is stored is then not in force."""
+    """Whether one is a rate and the other a Concurrency: a stored limit of the other kind is not in force."""
     return isinstance(limit, Concurrency) != isinstance(other, Concurrency)
 
 
@@ -193,9 +193,9 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         ours["lease"] = code.lease
     try:
         if "rate" not in said:
-            places = Concurrency(**said, **ours, name=name)
-            object.__setattr__(places, "cost", 1 if code is None else code.cost)  # as below
-            return places
+            leases = Concurrency(**said, **ours, name=name)
+            object.__setattr__(leases, "cost", 1 if code is None else code.cost)  # as below
+            return leases
         limit = Limit(**said, **ours, name=name)
     except TypeError as error:  # an option that this version does not have
         raise ConfigurationError(

@@ -31,6 +31,7 @@ from ..words import number_of
 from .bucket_status import standings_of
 from .overview import overview
 from .task_lookup import PATIENCE
+from .wording import store_lost
 
 __all__ = ["InformationalFinding", "check_settings", "check_store", "check_workers"]
 
@@ -99,8 +100,7 @@ def check_store(app: Celery) -> Iterator[str]:
                     f"{cost}: none can ever be granted. Store a burst of at least {cost}, or unset it"
                 )
     except StoreUnavailable as error:
-        where = without_password(settings_of(app).url)
-        yield f"the store at {where} does not answer: {error.__cause__ or error}"
+        yield store_lost(f"the store at {without_password(settings_of(app).url)}", error)
     except ConfigurationError as error:  # a worker would not start either
         yield str(error)
 

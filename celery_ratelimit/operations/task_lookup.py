@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from celery import Celery
 
-from .._celery import BrokerDidNotAnswer, query_workers
+from .._celery import BrokerDidNotAnswer, default_queue_of, message_counts, query_workers
 from ..app.app_limits import limits_of_app
 from ..app.plan import plan_of
 from ..backlog.backlog import Backlog
@@ -18,7 +19,7 @@ from ..backlog.scripts import weights_text
 from ..backlog.tuning import QUEUE_KNOWN
 from ..counts.shadow_report import ShadowReport
 from ..limits.stored import LimitConfig
-from ..words import end_of
+from ..words import end_of, number_of
 from .bucket_status import standings_of
 from .forecast import Forecast, forecast, no_worker
 from .lots import rank, shares_of
@@ -52,6 +53,7 @@ class Explanation:
         config: of that limit: its rate, its author, and until when it is in force.
         ended: the task's state in the result backend.
         unasked: why no worker was queried; ``""``: workers were queried, or the query was not needed.
+        unconsumed: number of messages in queues that no worker consumes, as far as is known, if the task was not found.
         share: its share of a fair limit; ``None``: the limit is not fair.
         weight: of that share; 0: its tasks are held back.
         shadow_reports: decisions that the task's limits in shadow mode would have made, by the limit's name.
@@ -72,6 +74,7 @@ class Explanation:
     config: LimitConfig | None = None
     ended: str = ""
     unasked: str = ""
+    unconsumed: Mapping[str, int] = field(default_factory=dict)
     share: str | None = None
     weight: float | None = None
     shadow_reports: Mapping[str, ShadowReport] = field(default_factory=dict)
@@ -132,6 +135,8 @@ class Explanation:
         if self.forecast is not None:
             is_known = self.forecast.seconds is not None
             lines.append(f"It will start {self.forecast}." if is_known else f"When it will start is {self.forecast}.")
+        for queue, number in self.unconsumed.items():
+            lines.append(f"The queue {queue!r} has {number_of(number, 'message')}, and no worker seems to consume it.")
         lines += [f"The limit {name!r} is in shadow: {report}." for name, report in self.shadow_reports.items()]
         return lines
 
@@ -141,16 +146,18 @@ class Explanation:
 
 def explain(app: Celery, backlog: Backlog, id: str) -> Explanation:
     """See :meth:`ParkingLots.explain`."""
-    found, unasked = _in_lots(app, backlog, id), ""
+    found, unasked, replies = _in_lots(app, backlog, id), "", dict[str, Any]()
     if found is None:
         try:
-            found = _in_workers(app, id)
+            replies = query_workers(app, "ratelimit_task", PATIENCE, id=id)
+            found = _in_workers(replies, id)
         except BrokerDidNotAnswer as error:
             unasked = f"the broker does not answer, so no worker was asked ({error})"
     if found is None:
         found = _in_backend(app, id)
     if found is None:
-        return Explanation(id, "unknown", time.time(), unasked=unasked)
+        unconsumed = {} if unasked else _unconsumed(app, backlog, bool(replies))
+        return Explanation(id, "unknown", time.time(), unasked=unasked, unconsumed=unconsumed)
     task = app.tasks.get(found.task)
     plan = plan_of(task, found.queue) if task is not None else None
     limits = {str(limit.name): limit for limit in plan.limits} if plan is not None else {}
@@ -211,11 +218,22 @@ def _in_lot(app: Celery, backlog: Backlog, id: str, bucket: Bucket, stored_id: s
     )
 
 
-def _in_workers(app: Celery, id: str) -> Explanation | None:
-    for worker, reply in query_workers(app, "ratelimit_task", PATIENCE, id=id).items():
+def _in_workers(replies: Mapping[str, Any], id: str) -> Explanation | None:
+    for worker, reply in replies.items():
         if isinstance(reply, dict) and "where" in reply:  # a worker without this package replies with an error
             return Explanation(id, reply["where"], time.time(), reply["task"], reply["queue"], worker)
     return None
+
+
+def _unconsumed(app: Celery, backlog: Backlog, is_answered: bool) -> dict[str, int]:
+    """Messages in queues of the app's tasks that no worker consumes. Queues without messages are left out.
+
+    A worker without limits does not report its queues: a queue without a report counts if no worker answers at all.
+    """
+    stopped = backlog.register.seen(after=-QUEUE_KNOWN).queues if backlog.can_park else {}
+    queues = {queue for task in app.tasks if (queue := default_queue_of(app, task))}
+    idle = [queue for queue in sorted(queues) if stopped.get(queue, -1.0 if is_answered else 0.0) >= 0]
+    return {queue: number for queue, number in message_counts(app, idle).items() if number}
 
 
 def _in_backend(app: Celery, id: str) -> Explanation | None:

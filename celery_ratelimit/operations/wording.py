@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StoreMisconfigured, shown
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
@@ -32,6 +32,7 @@ __all__ = [
     "rate_set_by",
     "row_of",
     "shadow_set_by",
+    "store_lost",
 ]
 
 #: What is shown of each limit.
@@ -246,14 +247,32 @@ def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> st
     code, is_number = limiter.config(name, force=True).code, re.fullmatch("[0-9]{1,99}", rate)
     if isinstance(code, Concurrency) and not (is_number and 1 <= int(rate) < 10**9):
         raise ConfigurationError(
-            f"{name} is {unnamed(code)} in the code: write how many places, a whole number, 1 to 999999999"
+            f"limit {name!r} is {unnamed(code)} in the code, and {shown(rate)} is no number of leases: "
+            "write a whole number, 1 to 999999999"
         )
     if isinstance(code, Limit) and is_number:
-        raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+        raise ConfigurationError(
+            f"limit {name!r} is a rate in the code ({unnamed(code)}), and {shown(rate)} has no period: "
+            f"write '{rate}/s' or '{rate}/m'"
+        )
     if is_number and burst is not None:
-        raise ConfigurationError(f"burst={burst} is for a rate, and {rate} is a number of places: leave burst out")
+        raise ConfigurationError(f"burst={burst} is for a rate, and {rate} is a number of leases: leave burst out")
     if is_number:
         return Concurrency(int(rate))
     if burst is None:
         return rate
     return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
+
+
+def store_lost(store: str, error: Exception) -> str:
+    """The error for a store that does not answer or does not serve, and what to check.
+
+    ``store``: its address, without a password.
+    """
+    if isinstance(error, StoreMisconfigured):
+        return f"{store} does not serve: {error}"
+    why = str(error.__cause__ or error).rstrip(".")
+    return (
+        f"{store} does not answer: {why}. Check that it runs, that this machine reaches it, and that ratelimit_url is "
+        "right (default: the broker or the result backend)"
+    )

@@ -17,7 +17,6 @@ __all__ = [
     "SCHEMA",
     "all_lots_keys",
     "attendance_keys",
-    "bell_channel",
     "bucket_key",
     "bucket_keys",
     "changes_key",
@@ -30,6 +29,7 @@ __all__ = [
     "history_key",
     "lot_keys",
     "lots_key",
+    "notification_channel",
     "seen_keys",
     "shadow_key",
     "shadow_keys",
@@ -166,7 +166,7 @@ def declared_key(prefix: str) -> str:
     return bucket_key(prefix, "fleet", "", "declared")
 
 
-def bell_channel(prefix: str, ear: str = "") -> str:
+def notification_channel(prefix: str, ear: str = "") -> str:
     """The channel on which scripts wake idle workers (``lua/include/wake_idle_workers.lua`` derives it from a key).
 
     With an ``ear``: the channel of one worker that waits for leases (``lua/include/concurrency_waiters.lua``).

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
+from ..operations.wording import store_lost
 from ..words import plain
 from .charts import RANGES
 from .guard import MOST_BYTES
@@ -214,8 +215,7 @@ class Pages:
 
     async def _trouble(self, request: Request, error: Exception) -> Response:
         if isinstance(error, STORE_TROUBLES):
-            said = f"{self._options.store} does not answer: {error.__cause__ or error}"
-            return JSONResponse({"error": said}, 503)
+            return JSONResponse({"error": store_lost(self._options.store, error)}, 503)
         return JSONResponse(
             {"error": plain_lines(str(error).replace("force=True", "--force on the command line"))}, 400
         )

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from ..errors import STORE_TROUBLES, RateLimitError
+from ..operations.wording import store_lost
 from ..words import clock
 from .connections import MOST_CONNECTIONS
 
@@ -112,7 +113,7 @@ class Poller:
         try:
             parts = await asyncio.to_thread(self._timed, name)
         except STORE_TROUBLES as error:
-            self._tell_of(f"{self._store} does not answer: {error.__cause__ or error}")
+            self._tell_of(store_lost(self._store, error))
         except RateLimitError as error:
             self._tell_of(str(error), name)
         except Exception:

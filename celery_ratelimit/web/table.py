@@ -66,7 +66,7 @@ def _last_minute(minutes: Sequence[Moment], at: float) -> float:
 
 
 def _a_minute(each: LimitStatus) -> float | None:
-    """Permits that the limit has in a minute; ``None``: it has as many for each key, or it is one of places."""
+    """Permits that the limit has in a minute; ``None``: the limit has keys, or is a Concurrency."""
     interval = each.standing.interval
     return None if each.by_key or not interval else 60 / interval
 

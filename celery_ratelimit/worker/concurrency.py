@@ -22,7 +22,7 @@ from ..limiter.limit_request import LimitRequest
 from ..limiter.script_calls import LeaseRequests, LeasesToRelease
 from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
-from ..store.bell import Bell
+from ..store.notifications import NotificationListener
 from ..store_calls.outage import Outage
 from .capacity import PoolCapacity
 from .request import PendingRequest
@@ -67,7 +67,7 @@ class ConcurrencyLeases:
         self._cancel_poll: Callable[[], None] | None = None
         # A cluster's node that notifies does not know of subscribers at others: lua/include/concurrency_waiters.lua.
         self._channel = ("c" if asker.is_cluster else "s") + uuid.uuid4().hex[:12]
-        self._bell = Bell(
+        self._listener = NotificationListener(
             *(asker.client, asker.prefix, self._channel),
             lambda number: worker.timers.call_soon(partial(self._wake, number)),
         )
@@ -187,7 +187,7 @@ class ConcurrencyLeases:
         if self._cancel_poll is not None:
             self._cancel_poll()
             self._cancel_poll = None
-        self._bell.close()
+        self._listener.close()
         self._listens = False
 
     def _poll_ends(self) -> None:
@@ -202,8 +202,8 @@ class ConcurrencyLeases:
         """Where a queue is notified; empty: a notification would not be heard now."""
         if not self._listens and self._worker.timers.call_soon_wakes_loop:
             self._listens = True
-            self._bell.listen()
-        return f"{self._channel}.{limit_queue.number}" if self._bell.is_up else ""
+            self._listener.listen()
+        return f"{self._channel}.{limit_queue.number}" if self._listener.is_up else ""
 
     def _wake(self, number: str | None) -> None:
         """A lease may be free for the queue of that number; ``None``: for any, as notifications may have been lost."""

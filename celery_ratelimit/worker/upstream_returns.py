@@ -88,7 +88,7 @@ class UpstreamReturns:
         self._worker, self._asker, self._limits = worker, asker, limits
         self._attendant, self._outage, self._queues, self._prefetch = attendant, outage, queues, prefetch
         self._resources, self._dispatch = resources, dispatch
-        attendant.on_ring = self._hear
+        attendant.on_notification = self._hear
         self._reporter, self._deduplication = reporter, deduplication
 
     def put_back(self, request: Any, refusal: ReturnToBacklog) -> None:

@@ -83,7 +83,7 @@ end
 function counted.place(limit, now, at, last)
     local owner = limit.owner
     if owner and owner > now and owner >= at then return owner end
-    if owner then -- came late, or has to wait for another limit: before those who come after it
+    if owner then -- came late, or has to wait for another limit: before all later requests
         local ahead = floor(limit.waiting * call('ZRANK', limit.slots_key, limit.id) / call('ZCARD', limit.slots_key))
         return max(at, limit.algorithm.earliest(limit, now, ahead, limit.cost))
     end

@@ -8,7 +8,7 @@
 -- A request of several places waits until as many are free at the same time. So that requests of fewer places do not take them one by
 -- one, the first of the requests that wait has its places set aside: others go if there are enough beside those. First is the one that
 -- waits for the longest, of those whose slots are near: it has one within a second while it goes on asking, so that nothing is kept
--- for a dead one for long. Where all requests take one place, nobody needs that, and nothing is noted. Nor is it done for a request of
+-- for a dead one for long. Where all requests take one place, no request needs that, and nothing is noted. Nor is it done for a request of
 -- several limits, which takes places that are set aside as well: two of these might each be first in another limit, and both wait for
 -- ever. Others may overtake it.
 --

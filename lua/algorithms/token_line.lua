@@ -45,7 +45,7 @@ local function read_line(limit, now, id)
             limit.owner = score and (limit.tail > 0 and min(score, limit.tail) or score) -- others' slots may have moved, and its own
             return
         end
-        -- Important calls have taken permits meanwhile: those who wait come later than they were told.
+        -- Important calls have taken permits meanwhile: waiting requests get later turns than they were told.
         local us, rem = advance(limit, limit.tat, limit.rem, call('ZCOUNT', limit.slots_key, '(0', '+inf') * limit.cost)
         limit.tail = max(limit.tail, limit.cursor, us + min(1, rem))
     end

@@ -17,7 +17,7 @@ local function lost(written, now)
     return back > STEP_US and back or 0
 end
 
--- The bucket was written under one rule, and another is in force. Since when, in us? Since somebody stored a rate or took it away;
+-- The bucket was written under one rule, and another is in force. Since when, in us? Since a rate was stored or removed;
 -- if the code has changed, since now.
 local function changed_at(limit, now, written)
     return limit.since >= written and limit.since <= now and limit.since or now

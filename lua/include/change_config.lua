@@ -3,14 +3,14 @@
 -- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
 --
 -- Uses CONFIG_KEY; CONFIG and ADAPTED, see config_format.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (mark_for_recheck.lua);
--- HISTORY and NOTE, which says who and why, for keep_change (keep_change.lua); KEY_SETTINGS.
+-- HISTORY and NOTE, the author and reason, for keep_change (keep_change.lua); KEY_SETTINGS.
 --
 -- key_settings key, one for each limit: sorted set, "p" (a pause) or "r" (a rate) and the key of a bucket that has one of its own -> us
 -- at which it ends, ENDLESS if it has no end. Expires with the last of them.
 --
 -- Gives config, a table, and its text; HOUR_US; has_rate(text), whether a rate is stored in a config; note_rate(note), of the rate that
--- is stored now; pause_until(us), which notes who pauses; write_config(), which writes it; keep_config(verb), which writes it, and the
--- change; tell(), which tells those that wait.
+-- is stored now; pause_until(us), which notes the author of the pause; write_config(), which writes it; keep_config(verb), which writes it, and the
+-- change; tell(), which tells the requests that wait.
 --!include config_format.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
     resumed = 0, note = '', mark = '', adapted = nil}
@@ -21,7 +21,7 @@ local function has_rate(stored)
     return method and method ~= '-' and (expiry == '0' or expiry - now > 0)
 end
 
--- The note of a rate says who has stored it, and in `paused` who pauses the limit, which stays.
+-- The note of a rate names its author, and in `paused` the author of a pause, which stays.
 local function note_rate(note)
     local paused = config.paused > now and config.note ~= '' and cjson.decode(config.note).paused
     if paused then

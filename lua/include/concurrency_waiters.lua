@@ -1,12 +1,12 @@
--- Who waits for a place: lines of workers, and callers that ask from time to time. When a place may be free a line is rung for: its
+-- Requests that wait for a place: lines of workers, and callers that ask from time to time. When a place may be free a line is rung for: its
 -- worker asks then, and need not ask all the time. For a caller a place is held until it asks. Either does not wait any more until
 -- it has asked, and was refused, once more.
 --
--- leases key: member \1 <ear> <blank> <member> -> minus the us of the turn that the request has had first: whoever comes late has another
+-- leases key: member \1 <ear> <blank> <member> -> minus the us of the turn that the request has had first: a late request has another
 -- one by then. Of a line it is the first request that waits. The last part is the member of the lease that it waits for, see lease_sizes.lua.
 -- An ear is
 --   <worker> . <line>   what is published is <line>; a worker whose name begins with c hears it at another node of a cluster, and
---                       then nobody can say whether it is there
+--                       then it is not known whether that worker is there
 --   @                   of a caller
 --
 -- Uses places_of and add_places, see lease_sizes.lua. Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not

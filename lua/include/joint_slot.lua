@@ -1,7 +1,7 @@
 -- Pass two, refused: one time for a slot in every limit of the request.
 --
 -- A request stands in the line of each of its limits, at one time that suits all of them: in the first gaps that fit together, or
--- behind all other requests (conservative backfilling). The time before it stays open to requests that make nobody wait.
+-- behind all other requests (conservative backfilling). The time before it stays open to requests that delay no other one.
 --
 -- Uses NUMBER; limits; joint, in_line and latest, see check_all_limits.lua.
 -- Gives, where there are several limits:

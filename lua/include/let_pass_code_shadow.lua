@@ -1,5 +1,5 @@
 -- A limit that is in shadow in the code is let pass as one that is in shadow in the store: what workers that have it in force still
--- (an older code, or somebody has just said so) have taken and promised stays as it is.
+-- (an older code, or a change that is not read yet) have taken and promised stays as it is.
 --
 -- Uses NUMBER; FIRST_LIMIT; got, see fetch_state_and_config.lua. A cost of 0 says that a limit is in shadow.
 for i = 1, NUMBER do

@@ -1,4 +1,4 @@
--- What those weigh who share a limit, see shares.lua. Where it is seldom needed it is made where it is (add_task_to_share.lua).
+-- The weights of a limit's shares, see shares.lua. Defined where it is needed, if that is seldom (add_task_to_share.lua).
 --
 -- Uses now; SHARES, TURNS, WEIGHTS of lot.lua; shares, known, CLOCK, SINCE, FROM_PLACE, SUM, STORED, KEPT_MS of shares.lua.
 -- Gives precise(number), a text; in shares weight(share, code), `code` being its weight in the code; changes(), of the weights, false if

@@ -1,5 +1,5 @@
--- Rings the bell for workers that have nothing to do: one that hears it looks at the lots. Where a user may not publish nobody hears
--- it; they look every some seconds all the same.
+-- Notifies idle workers, which then look at the lots. If the store's user may not publish, no worker is notified: idle workers look
+-- every few seconds all the same.
 --
 -- Gives ring(key): of the store that `key` is in, which is what is published.
 local function ring(key)

@@ -52,5 +52,5 @@ def test_idle_worker_leaves_the_store_alone_and_is_notified(
                 said.append(VERBS.get(words[1].lower(), "") if words[0].lower() == "evalsha" else "")
         assert "heartbeat_queues" in said, "its last heartbeat of queues is long ago"
         lots = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
-        # Without the bell it would look every 15 to 25 seconds.
+        # Without notifications it would look every 15 to 25 seconds.
         until(lambda: store.zcount(lots, (time.time() + 600) * 1e6, "+inf") == 1, 3, "its being looked at")

@@ -468,9 +468,9 @@ def test_cost_above_the_stored_size_raises(limiter: Same, limit: Limit, most: in
         ("cannot read the rate ''", lambda it: it.try_set_rate("api", "")),
         ("limit 'api': 5 is neither a rate, such as '100/s', nor a Limit", lambda it: it.set_rate("api", 5)),
         ("limit 'api': None is neither a rate", lambda it: it.try_set_rate("api", None)),
-        ("'places' is places: 2 at once in the code: places cannot", lambda it: it.set_rate("places", "5/s")),
-        ("'places' is places: 2 at once in the code: places cannot", lambda it: it.try_set_rate(PLACES, Limit("5/s"))),
-        ("'api' is api: 10/s, burst 4 in the code: places cannot", lambda it: it.set_rate("api", Concurrency(5))),
+        ("'places' is places: 2 at once in the code: a stored", lambda it: it.set_rate("places", "5/s")),
+        ("'places' is places: 2 at once in the code: a stored", lambda it: it.try_set_rate(PLACES, Limit("5/s"))),
+        ("'api' is api: 10/s, burst 4 in the code: a stored", lambda it: it.set_rate("api", Concurrency(5))),
         *(
             (
                 f"limit 'api': version={bad!r} must be a whole number",

@@ -91,6 +91,6 @@ def test_values_as_text(shown: Callable[[object], str], value: object, text: str
 def test_unknown_name_error_suggests_known_ones() -> None:
     assert near("strip", ["stripe", "gpu", "scrape"]) == "did you mean 'stripe'?"
     assert near("x", ["stripe"]) == ""
-    told = "No limit is called 'strip'. Did you mean 'stripe'? (force=True does it anyway)"
+    told = "No limit is called 'strip'. Did you mean 'stripe'? (force=True accepts any name)"
     assert no_such_limit("strip", ["stripe"]) == told
-    assert no_such_limit("x", []) == "No limit is called 'x'. There is none here. (force=True does it anyway)"
+    assert no_such_limit("x", []) == "No limit is called 'x'. There is none here. (force=True accepts any name)"

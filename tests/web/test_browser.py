@@ -120,7 +120,7 @@ def test_limit_is_changed_with_a_reason(page: Page, with_token: Server, app: Cel
     page.evaluate("document.querySelector('#change button').click()")
     page.until("document.querySelector('#done.wrong')?.textContent.includes(\"'fast'\")")
     park(app, "stripe", 3)
-    page.until("document.querySelector('#refresh.new')")
+    page.until("document.querySelectorAll('#parked tbody tr').length === 3")
     page.evaluate("window.confirm = (text) => { window.asked = text; return false; }")
     page.evaluate("document.getElementById('verb').value = 'release'")
     page.evaluate("document.querySelector('#change button').click()")
@@ -129,6 +129,44 @@ def test_limit_is_changed_with_a_reason(page: Page, with_token: Server, app: Cel
     page.until("location.pathname === '/login'")
     page.go_to(f"{with_token.url}/login")
     assert [each for each in page.complaints if "400" not in each] == []
+
+
+def test_address_with_the_token_logs_in_and_loses_the_token(page: Page, with_token: Server) -> None:
+    for _ in ("without a session", "with one"):
+        page.evaluate("window.isOld = true")
+        page.call("Page.navigate", url=f"{with_token.url}/login#token={TOKEN}")
+        page.until(f"!window.isOld && {ROWS}")
+        assert page.evaluate("location.href") == f"{with_token.url}/"
+    page.call("Network.clearBrowserCookies")
+    page.call("Page.navigate", url=f"{with_token.url}/login#token=not-the-token-at-all")
+    page.until("document.querySelector('.said')?.textContent.includes('not the token')")
+    assert page.evaluate("location.hash") == ""
+
+
+def test_parked_tasks_are_live_unless_text_of_them_is_selected(page: Page, read_only: Server, app: Celery) -> None:
+    rows = "document.querySelectorAll('#parked tbody tr').length"
+    page.go_to(f"{read_only.url}/limit?name=stripe")
+    page.until("document.getElementById('page').textContent === '0 parked'")
+    park(app, "stripe", 30)
+    page.until(f"{rows} === 25")
+    page.evaluate("document.getElementById('next').click()")
+    page.until(f"{rows} === 5")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('#parked tbody td'))")
+    page.evaluate("window.before = document.querySelector('#parked tbody tr')")
+    shown = page.evaluate("document.getElementById('at').textContent")
+    page.until(f"document.getElementById('at').textContent !== '{shown}'")
+    assert page.evaluate("window.before.isConnected"), "what is selected stays"
+    page.evaluate("getSelection().removeAllRanges()")
+    park(app, "stripe", 31)
+    page.until(f"{rows} === 6")
+    assert page.complaints == []
+
+
+def test_chart_opens_on_the_last_minutes(page: Page, read_only: Server) -> None:
+    page.go_to(f"{read_only.url}/limit?name=stripe")
+    page.until("document.querySelector('#chart svg')")
+    assert page.evaluate("document.querySelector('[data-range][aria-pressed=\"true\"]').textContent") == "3 minutes"
+    assert page.evaluate("document.querySelector('#chart .most').textContent").endswith(" a second")
 
 
 def test_wrong_token_is_an_error(page: Page, with_token: Server) -> None:
@@ -196,6 +234,9 @@ def test_lost_store_is_shown_until_it_is_back(page: Page, server: EmbeddedServer
         limits.kill()
         page.until("document.getElementById('trouble').textContent.includes('does not answer')")
         assert page.evaluate("document.getElementById('trouble').hidden") is False
+        said = page.evaluate("document.getElementById('trouble').textContent")
+        assert "Check that it runs" in said
+        assert ".." not in said
         assert page.evaluate(ROWS) >= 10, "what was seen is there still"
         limits.start()
         page.until("document.getElementById('trouble').hidden")

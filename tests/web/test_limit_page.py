@@ -164,7 +164,7 @@ def test_parked_tasks_are_released(with_token: Server, app: Celery, store: redis
 WRONG = [
     ({"verb": "set", "rate": "fast"}, "'fast'"),
     ({"verb": "set", "rate": ""}, "''"),
-    ({"verb": "set", "rate": "5"}, "write 5/s"),
+    ({"verb": "set", "rate": "5"}, "write '5/s'"),
     ({"verb": "set", "rate": "5/s", "burst": "-1"}, "burst '-1'"),
     ({"verb": "set", "rate": "5/s", "burst": "²"}, "burst"),
     ({"verb": "set", "rate": "5/s", "burst": "10000000001"}, "burst=10000000001 at this rate would take 63 years"),

@@ -173,6 +173,7 @@ def test_page_that_allows_changes_has_a_token_unless_switched_off(server: Embedd
         token = page.said[0].split()[1]
         assert page.get("/").status == 303, "other accounts of the machine need the token"
         assert page.get("/", Cookie=page.log_in(token)).status == 200
+        until(lambda: f"{page.url}/login#token={token} (logs in)\n" in page.said, 10, "an address that logs in")
     with page_of(server.url, "--allow-changes", "--no-token") as page:
         assert page.get("/").status == 200
     with page_of(server.url, "--host", "0.0.0.0", "--token", TOKEN) as page:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ConfigurationError, StoreUnavailable
+from celery_ratelimit.operations.wording import store_lost
 from celery_ratelimit.web import poller
 from celery_ratelimit.web.poller import Poller
 
@@ -65,8 +66,8 @@ def whole(**parts: Any) -> Told:
         ([{"a": 1, "b": 1}, {"a": 1, "b": 2}], [whole(a=1, b=1), {"whole": False, "parts": {"b": 2}, "gone": []}]),
         ([{"a": 1, "b": 1}, {"a": 1}], [whole(a=1, b=1), {"whole": False, "parts": {}, "gone": ["b"]}]),
         (
-            [{"a": 1}, StoreUnavailable("lost"), {"a": 1}],
-            [whole(a=1), {"trouble": "the store does not answer: lost"}, whole(a=1)],
+            [{"a": 1}, StoreUnavailable("lost."), {"a": 1}],
+            [whole(a=1), {"trouble": store_lost("the store", StoreUnavailable("lost."))}, whole(a=1)],
         ),
         ([ConfigurationError("that cannot be"), {"a": 1}], [{"trouble": "that cannot be"}, whole(a=1)]),
         (

@@ -17,6 +17,10 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** The token in the fragment of this page's address, which no server is sent; "" if there is none. */
+export const tokenInAddress = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
+if (tokenInAddress) history.replaceState(null, "", location.pathname + location.search);
+
 const trouble = document.getElementById("trouble");
 
 export function complain(text) {
@@ -42,7 +46,7 @@ export function listen(address, show) {
   function hear(event) {
     const said = JSON.parse(event.data);
     if (said.trouble) {
-      complain(`${said.trouble}.${at ? ` What is shown is of ${at}.` : ""}`);
+      complain(`${said.trouble.replace(/\.$/, "")}.${at ? ` What is shown is of ${at}.` : ""}`);
       return;
     }
     complain("");

@@ -1,5 +1,5 @@
 // The page of one limit.
-import { complain, listen, make, post, say } from "./common.js";
+import { listen, make, post, say } from "./common.js";
 import { draw } from "./chart.js";
 
 const root = document.getElementById("limit");
@@ -60,13 +60,12 @@ const FILL = {
   },
 };
 
-let parked = null;
 listen(root.dataset.events, (parts, changed, isWhole) => {
   shown = parts;
   for (const name of changed) FILL[name]?.(parts.get(name));
   if (isWhole || changed.some((name) => name === `chart ${range}`)) chart();
-  if (parked === null) look(1);
-  else if (changed.includes("parked")) at("refresh").classList.add("new");
+  const isEmpty = parked.total === 0 && parts.get("parked") === 0;
+  if (!isEmpty && performance.now() >= nextLook && !isInUse(at("parked"))) look(Math.min(parked.page, parked.pages));
 });
 
 for (const button of document.querySelectorAll("[data-range]")) {
@@ -77,22 +76,27 @@ for (const button of document.querySelectorAll("[data-range]")) {
   });
 }
 
-// Parked tasks: read on request, since each look may read many.
+// Parked tasks: each open page reads its own, and waits for twenty times as long as the last look took.
+const BUSY = 20;
+let parked = { page: 1, pages: 1 };
+let looks = 0;
+let nextLook = 0;
+
+/** Whether text in the element is selected, or a link in it has the focus. */
+const isInUse = (element) => element.contains(document.activeElement) || (!getSelection().isCollapsed && element.contains(getSelection().anchorNode));
+
 async function look(page) {
-  parked = { page, pages: 1 };
-  let said;
-  try {
-    const answer = await fetch(`${root.dataset.parked}&page=${page}`);
-    said = await answer.json();
-  } catch {
-    return;
-  }
-  if (said.error) {
-    complain(said.error);
+  const [number, began] = [++looks, performance.now()];
+  nextLook = Infinity;
+  const answer = await fetch(`${root.dataset.parked}&page=${page}`).catch(() => null);
+  const said = await answer?.json().catch(() => null);
+  if (number !== looks) return; // another page was asked for meanwhile
+  nextLook = performance.now() + BUSY * (performance.now() - began);
+  if (!said || said.error) {
+    say(at("page"), said?.error ?? "The parked tasks cannot be read.");
     return;
   }
   parked = said;
-  at("refresh").classList.remove("new");
   const labels = words([...said.heads, "CALLED WITH"]);
   const body = said.rows.map((cells, place) => {
     const made = row(cells, labels);
@@ -108,7 +112,6 @@ async function look(page) {
 
 at("previous").addEventListener("click", () => look(parked.page - 1));
 at("next").addEventListener("click", () => look(parked.page + 1));
-at("refresh").addEventListener("click", () => look(parked.page));
 
 // Changes, where they are allowed.
 const form = at("change");

@@ -1,4 +1,4 @@
-import { post, say } from "./common.js";
+import { post, say, tokenInAddress } from "./common.js";
 
 const form = document.getElementById("login");
 
@@ -12,6 +12,11 @@ form.addEventListener("submit", async (event) => {
     location.assign(said.next);
   }
 });
+
+if (tokenInAddress) {
+  form.elements.token.value = tokenInAddress;
+  form.requestSubmit();
+}
 
 // A visitor by a link of another site has a session that the browser has not shown yet.
 const next = form.elements.next.value;

@@ -96,6 +96,7 @@ def test_lost_store_is_an_error_of_one_line(run: Run, app: Celery, arguments: st
     found = run(*arguments.split())
     assert found.exit_code == 1
     assert found.output.startswith("Error: the store at redis://**@127.0.0.1:1/0 does not answer: "), found.output
+    assert "refused. Check that it runs, that this machine reaches it, and that ratelimit_url is right" in found.output
     assert len(found.output.splitlines()) == 1
 
 
@@ -213,8 +214,8 @@ def test_names_with_control_characters_break_no_line(run: Run, app: Celery) -> N
         assert "\x1b" not in found.output
 
 
-PLACES = "gpu is 4 at once in the code: write how many places, a whole number, 1 to 999999999"
-UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force does it anyway)\n"
+LEASES = "is no number of leases: write a whole number, 1 to 999999999"
+UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force accepts any name)\n"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force do
     [
         *((f"{command} strpe", 2, UNKNOWN) for command in ("status", "pause", "history", "parked")),
         ("parked x", 2, "No limit is called 'x'. There are 'e\\nmails', 'gpu', 'stripe', 'tenant'. (--force"),
-        ("set stripe 20", 2, "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
+        ("set stripe 20", 2, "a rate in the code (100/s, burst 5), and '20' has no period: write '20/s' or '20/m'"),
         ("set stripe 20/x", 2, "cannot read the rate '20/x'"),
         ("set stripe " + "9" * 5000, 2, "cannot read the rate '9999"),
         ("set stripe 0/s", 2, "the rate '0/s' would never let anything through. To stop everything, pause the limit"),
@@ -230,8 +231,8 @@ UNKNOWN = "Error: No limit is called 'strpe'. Did you mean 'stripe'? (--force do
         ("set stripe 20/s --for soon", 2, "'soon' is no length of time"),
         ("set stripe 20/s --key tenant:7", 2, "is not kept by key"),
         ("set stripe 1/s --reason " + "x" * 201, 2, "(201 characters) must be a text of at most 200 characters"),
-        *((f"set gpu {number}", 2, PLACES) for number in ("2/s", "0", "-- -1", "99999999999", "9" * 5000)),
-        ("set gpu 5 --burst 3", 2, "burst=3 is for a rate, and 5 is a number of places"),
+        *((f"set gpu {number}", 2, LEASES) for number in ("2/s", "0", "-- -1", "99999999999", "9" * 5000)),
+        ("set gpu 5 --burst 3", 2, "burst=3 is for a rate, and 5 is a number of leases"),
         ("weight crm acme", 2, "which weight"),
         ("weight crm acme much", 2, "'much' is neither a number nor 'code'"),
         ("weight -- crm acme -1", 2, "-1"),

@@ -160,6 +160,15 @@ def test_explain_task_on_its_way_to_the_broker(run: Run, app: Celery) -> None:
     assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
 
 
+def test_explain_of_a_queued_task_names_a_queue_without_a_worker(run: Run, app: Celery) -> None:
+    assert "seems to consume" not in run("explain", "unknown").output, "no message waits"
+    id = app.tasks["shop.charge"].delay().id
+    found = run("explain", id)
+    assert found.exit_code == 1
+    assert found.output.endswith("\nThe queue 'celery' has 1 message, and no worker seems to consume it.\n")
+    assert json.loads(run("explain", id, "--json").output)["unconsumed"] == {"celery": 1}
+
+
 #: The record of a task that was parked now, of which nothing else is known.
 RECORD = "1 1 1 0 " + 6 * " "
 

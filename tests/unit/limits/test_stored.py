@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit import Adaptive, Concurrency, Limit
+from celery_ratelimit import Adaptive, Concurrency, Limit, Limiter
+from celery_ratelimit.limiter.stored_settings import _NOT_STORED
 from celery_ratelimit.limits.stored import limit_stored, limit_to_store
 
 RESERVE = Limit("10/s", burst=10, priority_reserve={0: 0.2}, cost=3)
@@ -51,3 +52,9 @@ def test_rate_to_store_has_the_other_options_of_the_code() -> None:
     assert limit_to_store("api", "5/s", Limit("1/s", burst=3)) == Limit("5/s", burst=3, name="api")
     assert limit_to_store("api", "5/s", None) == Limit("5/s", name="api")
     assert limit_to_store("api", Limit("5/s"), Limit("1/s", burst=3)) == Limit("5/s", name="api")
+
+
+def test_set_rate_documents_each_option_that_is_not_stored() -> None:
+    said = (Limiter.set_rate.__doc__ or "").partition("It is stored without")[2].partition(").\n")[0]
+    named = set(said.replace(",", " ").replace("(the code's hold)", "").replace("(none is in force", "").split())
+    assert named - {"and"} == _NOT_STORED

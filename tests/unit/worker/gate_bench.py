@@ -142,7 +142,7 @@ class Bench:
             monkeypatch.setattr(gate, name, lambda *_: self)
         monkeypatch.setattr(admission, "acquire_in_order", lambda asker, *asked, **how: self.ask_next(*asked, **how))
         monkeypatch.setattr(concurrency, "release_and_acquire", lambda asker, *asked: self.release_and_acquire(*asked))
-        monkeypatch.setattr(concurrency, "Bell", self.bell)
+        monkeypatch.setattr(concurrency, "NotificationListener", self.notification_listener)
         monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: Ignores())
         monkeypatch.setattr(gate, "StoreClock", lambda *_: self.clock)
         monkeypatch.setattr(gate, "backlog_of", lambda app: None)
@@ -479,7 +479,7 @@ class Bench:
 
     is_cluster, client, prefix, core = False, None, "", None
 
-    def bell(self, *_: Any) -> Any:
+    def notification_listener(self, *_: Any) -> Any:
         return SimpleNamespace(is_up=False, listen=lambda: None, close=lambda: None)
 
     def release_and_acquire(self, demands: Any, asking: Any, ended: Any) -> list[Decision]:

@@ -12,44 +12,44 @@ import redis
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.store.bell import Bell
 from celery_ratelimit.store.memory import memory_client
+from celery_ratelimit.store.notifications import NotificationListener
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import until
 from tests.parks import park_one
 
 
-def heard(bell: Bell) -> Bell:
-    bell.listen()
-    until(lambda: bell.is_up, 10, "the subscription")
-    return bell
+def subscribed(listener: NotificationListener) -> NotificationListener:
+    listener.listen()
+    until(lambda: listener.is_up, 10, "the subscription")
+    return listener
 
 
 def threads() -> int:
-    return sum(thread.name == "celery_ratelimit-bell" for thread in threading.enumerate())
+    return sum(thread.name == "celery_ratelimit-notifications" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("prefix", ["ratelimit", "a:v1:b", "a:v2:b\n", "x{y}:", "*", "ä"])
-def test_first_parked_task_of_a_limit_rings(server: EmbeddedServer, store: redis.Redis, prefix: str) -> None:
+def test_first_parked_task_of_a_limit_notifies(server: EmbeddedServer, store: redis.Redis, prefix: str) -> None:
     limiter = Limiter(redis.Redis.from_url(server.url), prefix=prefix)
     parking = Backlog(limiter, "fleet", redelivery=3600)
     api = LimitRequest(Limit("1/s"), "api")
-    bell = heard(parking.bell())
-    assert bell.has_rung(), "a ring may have been missed"
-    assert not bell.has_rung()
+    listener = subscribed(parking.notification_listener())
+    assert listener.was_notified(), "one may have been missed"
+    assert not listener.was_notified()
     assert parking.due(["api", "other"]) is None
     park_one(parking, api, "one@q", '{"id": "one"}')
-    until(bell.has_rung, 10, "the ring")
+    until(listener.was_notified, 10, "the notification")
     assert parking.due(["api", "other"]) == [("api", "")]
-    before = bell.rings
+    before = listener.notifications
     for number in range(5):
         park_one(parking, api, f"{number}@q", f'{{"id": "{number}"}}')
     parking.contents.remove(("api", ""), [f"{number}@q" for number in range(5)] + ["one@q"], purge=True)
     assert parking.due(["api"]) is None
     park_one(parking, api, "one@q", '{"id": "one"}')
-    until(bell.has_rung, 10, "the ring")
-    assert bell.rings == before + 1, "only for the first task"
-    bell.close()
+    until(listener.was_notified, 10, "the notification")
+    assert listener.notifications == before + 1, "only for the first task"
+    listener.close()
 
 
 @pytest.fixture
@@ -62,54 +62,54 @@ def deaf(server: EmbeddedServer, store: redis.Redis) -> Iterator[redis.Redis]:
 
 def test_user_without_the_right_to_subscribe_always_asks(deaf: redis.Redis, store: redis.Redis) -> None:
     store.execute_command("ACL", "SETUSER", "deaf", "resetchannels")
-    bell = Bell(deaf, "ratelimit")
-    bell.listen()
+    listener = NotificationListener(deaf, "ratelimit")
+    listener.listen()
     until(lambda: threads() == 0, 10, "the end of the thread")
-    assert [bell.has_rung() for _ in range(2)] == [True, True]
+    assert [listener.was_notified() for _ in range(2)] == [True, True]
     parking = Backlog(Limiter(deaf), "fleet", 3600)
     for limit in (Limit("1/s"), Concurrency(1)):
         assert park_one(parking, LimitRequest(limit, f"of {limit}"), "one@q", '{"id": "one"}') == 0
 
 
 def test_user_who_loses_the_right_to_subscribe_always_asks(deaf: redis.Redis, store: redis.Redis) -> None:
-    bell = heard(Bell(deaf, "ratelimit"))
-    assert bell.has_rung()
+    listener = subscribed(NotificationListener(deaf, "ratelimit"))
+    assert listener.was_notified()
     store.execute_command("ACL", "SETUSER", "deaf", "resetchannels")  # which ends its connection
     until(lambda: threads() == 0, 10, "the end of the thread")
-    assert not bell.is_up
-    assert [bell.has_rung() for _ in range(2)] == [True, True]
+    assert not listener.is_up
+    assert [listener.was_notified() for _ in range(2)] == [True, True]
 
 
-def test_lost_connection_counts_as_a_ring(server: EmbeddedServer, store: redis.Redis) -> None:
-    bell = heard(Bell(redis.Redis.from_url(server.url), "ratelimit"))
-    assert bell.has_rung()
+def test_lost_connection_counts_as_a_notification(server: EmbeddedServer, store: redis.Redis) -> None:
+    listener = subscribed(NotificationListener(redis.Redis.from_url(server.url), "ratelimit"))
+    assert listener.was_notified()
     for _ in range(3):
-        assert not bell.has_rung()
-        rings = bell.rings
+        assert not listener.was_notified()
+        before = listener.notifications
         store.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        until(lambda before=rings: bell.rings > before and bell.is_up, 10, "its being heard again")
-        assert bell.has_rung()
-    bell.close()
+        until(lambda before=before: listener.notifications > before and listener.is_up, 10, "the new subscription")
+        assert listener.was_notified()
+    listener.close()
 
 
-def test_thread_ends_with_its_bell(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_thread_ends_with_its_listener(server: EmbeddedServer, store: redis.Redis) -> None:
     gc.collect()
     until(lambda: threads() == 0, 10, "the end of threads of other tests")
-    bell = heard(Bell(redis.Redis.from_url(server.url), "ratelimit"))
+    listener = subscribed(NotificationListener(redis.Redis.from_url(server.url), "ratelimit"))
     assert threads() == 1
-    heard(bell)
+    subscribed(listener)
     until(lambda: threads() == 1, 10, "the end of the first")
-    bell.close()
-    assert bell.has_rung(), "it is not heard"
+    listener.close()
+    assert listener.was_notified(), "it is not subscribed"
     until(lambda: threads() == 0, 10, "its end")
-    bell = heard(bell)
-    del bell
+    listener = subscribed(listener)
+    del listener
     gc.collect()
     until(lambda: threads() == 0, 10, "its end")
 
 
-def test_memory_store_has_no_bell() -> None:
-    bell = Bell(memory_client("memory://bell"), "ratelimit")
-    bell.listen()
+def test_memory_store_has_no_channel() -> None:
+    listener = NotificationListener(memory_client("memory://notifications"), "ratelimit")
+    listener.listen()
     assert threads() == 0
-    assert bell.has_rung()
+    assert listener.was_notified()
