@@ -35,7 +35,7 @@ celery-suite: $(STAMP)
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.fuzz SECONDS=$(SECONDS) SEED=$(SEED)
 
-# Which changes of the scripts and of the pure modules no test notices: FILES="park.lua worker/rules.py", or each EVERY-th
+# Which changes of the scripts and of the pure modules no test notices: FILES="park.lua worker/next_action.py", or each EVERY-th
 # change of all.
 mutants: $(STAMP)
 	@$(if $(or $(filter %.lua,$(FILES)),$(if $(FILES),,all)),$(BIN)/python -m tests.lua.mutants --every $(or $(EVERY),1) $(filter %.lua,$(FILES)))

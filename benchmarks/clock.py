@@ -10,16 +10,16 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import embedded_server
 
-#: Takes the place of ``lua/include/now.lua``. Keys would expire by the server's own time, so every time to live becomes
-#: an hour; what a key says when it ought to have expired is nothing that matters any more.
+#: Takes the place of ``lua/include/now.lua``: a clock that stands still until it is set. Keys live an hour longer: the
+#: server expires them by its own clock, which goes on.
 STANDING = """
-local ask = call
-local function call(verb, key, ...)
-    local rest = {...}
-    if verb == 'SET' then rest[3] = 3600000 elseif verb == 'PEXPIRE' then rest[1] = 3600000 end
-    return ask(verb, key, unpack(rest))
+local now = tonumber(redis.call('GET', 'test:clock'))
+local function call(command, ...)
+    local words = {...}
+    if command == 'PEXPIRE' then words[2] = words[2] + 3600000 end
+    if words[3] == 'PX' then words[4] = words[4] + 3600000 end
+    return redis.call(command, unpack(words))
 end
-local now = tonumber(call('GET', 'test:clock'))
 """
 #: Where the clock begins, in microseconds: at a whole hour.
 START = 1_700_000_400 * 1_000_000 - 1_700_000_400 * 1_000_000 % 3_600_000_000

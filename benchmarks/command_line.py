@@ -24,7 +24,7 @@ from celery import Celery
 from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet
 from celery_ratelimit import Limit, Limiter, ParkingLots
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
 from celery_ratelimit.operations.overview import overview
 from celery_ratelimit.testing import embedded_server

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.decision_counts import DecisionCounter
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.report_counts import DecisionCounter
 from celery_ratelimit.operations.bucket_status import recent_use
 from celery_ratelimit.testing import embedded_server
-from celery_ratelimit.worker.reporting import Reporter
+from celery_ratelimit.worker.outcome_reports import Reporter
 
 ROUNDS = 10
 

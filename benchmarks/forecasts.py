@@ -23,11 +23,11 @@ import redis
 from celery import Celery
 
 from celery_ratelimit import Concurrency, Limit, ParkingLots, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.counts.tally import Tally
-from celery_ratelimit.limiter.decision_counts import tell_counts
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.report_counts import tell_counts
 from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.operations.forecast import MIN_WINDOW, REPORTED_AFTER

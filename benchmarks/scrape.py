@@ -31,8 +31,8 @@ from benchmarks.servers import cluster
 from celery_ratelimit import Limit
 from celery_ratelimit.app.limiters import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
-from celery_ratelimit.operations.lots import lots_of
 from celery_ratelimit.operations.overview import overview
+from celery_ratelimit.operations.read_parking_lots import lots_of
 from celery_ratelimit.prometheus import Collector
 from celery_ratelimit.testing import embedded_server
 from tests.far_away import relay

@@ -35,8 +35,8 @@ from celery_ratelimit._celery.pool import Pool, _Job
 from celery_ratelimit._celery.publish_again import publish
 from celery_ratelimit._celery.saved_message import Parcel, ReturnAddress, parcel_of
 from celery_ratelimit.app.app_limits import AppLimits
+from celery_ratelimit.app.app_store import leases_of, limiter_of
 from celery_ratelimit.app.settings import settings_of
-from celery_ratelimit.app.state import leases_of, limiter_of
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.store.link import Link
 from celery_ratelimit.store.resp import bulk

@@ -35,7 +35,7 @@ from benchmarks.chromium import chromium
 from benchmarks.pages import Served, park, served
 from celery_ratelimit import Limiter
 from celery_ratelimit.counts.tally import Tally
-from celery_ratelimit.limiter.decision_counts import tell_counts
+from celery_ratelimit.limiter.report_counts import tell_counts
 from celery_ratelimit.testing import embedded_server
 
 #: Limits that have parked tasks, and how many each.

@@ -20,7 +20,7 @@ from benchmarks.chromium import Page, chromium
 from benchmarks.pages import park, served
 from celery_ratelimit import Limiter
 from celery_ratelimit.counts.tally import Tally
-from celery_ratelimit.limiter.decision_counts import tell_counts
+from celery_ratelimit.limiter.report_counts import tell_counts
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import embedded_server
 

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .counts.figures import Stats
+from .counts.stats import Stats
 from .errors import (
     ConfigurationError,
     ImpossibleRequest,
@@ -28,7 +28,7 @@ from .limits.breaker import Breaker
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
-from .limits.stored import LimitConfig
+from .limits.stored_settings import LimitConfig
 
 if TYPE_CHECKING:
     from .app.observers import observe

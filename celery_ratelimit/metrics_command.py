@@ -17,7 +17,7 @@ __all__ = ["metrics"]
 @click.pass_context
 def metrics(context: Any, port: int, address: str, once: bool) -> None:
     """Serve the figures of the whole fleet for Prometheus, at /metrics. Needs celery-ratelimit[prometheus]."""
-    from .app.loading import import_tasks
+    from .app.import_tasks import import_tasks
     from .app.store_address import check_broker_url
     from .errors import ConfigurationError
 

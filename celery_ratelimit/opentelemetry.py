@@ -14,7 +14,7 @@ from typing import Any
 from celery import Celery, signals
 
 from ._celery import PERMIT
-from .app.kept import is_kept, kept
+from .app.app_attributes import is_kept, kept
 from .app.observers import observe
 from .counts.tally import BOUNDS
 from .errors import ConfigurationError

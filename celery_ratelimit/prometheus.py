@@ -19,11 +19,11 @@ from celery import Celery
 from .app.app_limits import AppLimits
 from .app.limiters import limiter_of
 from .app.settings import settings_of
-from .counts.figures import Stats
+from .counts.stats import Stats
 from .errors import STORE_TROUBLES, ConfigurationError
 from .forks import begin_anew_after_fork
-from .limiter.decision_counts import ask_counts
 from .limiter.operation import at_once
+from .limiter.report_counts import ask_counts
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
 from .observing import UPSTREAM

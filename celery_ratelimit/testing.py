@@ -32,7 +32,7 @@ from .limiter.limiter_base import LimiterBase
 from .limiter.operation import Operation
 from .limiter.permit_methods import PermitMethods
 from .limiter.prepared_acquire import PreparedAcquireBase
-from .limiter.report_methods import ReportMethods
+from .limiter.response_methods import ReportMethods
 from .limiter.script_operations import Operations
 from .limiter.shadow import KnownShadows
 from .limiter.sync_store import StoreRunner

@@ -15,11 +15,11 @@ from celery.exceptions import Ignore
 from ._celery import PERMIT, ReturnToBacklog, longest_hold, requests
 from ._celery.message_fields import priority_of
 from ._celery.saved_message import THROTTLES_HEADER, upstream_throttles_in
-from .app.kept import kept
+from .app.app_attributes import kept
+from .app.app_store import leases_of, limiter_of
 from .app.permits import demands_in, permit_of
 from .app.plan import Plan, plan_of
 from .app.settings import settings_of
-from .app.state import leases_of, limiter_of
 from .app.upstream_errors import report_refusal, return_if_refused
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
 from .limiter.leases import run_id
@@ -28,8 +28,8 @@ from .limiter.shadow import asked_of
 from .limiter.upstream_methods import Paused
 from .observing import Observation
 from .store_calls.outage import TaskDeferral
-from .worker.reporting import ThrottleReport
-from .worker.rules import GiveUp, refused
+from .worker.next_action import GiveUp, refused
+from .worker.outcome_reports import ThrottleReport
 from .worker.stored_limit_labels import stored_in_place_of
 from .worker.upstream_returns import put_back
 
@@ -40,7 +40,7 @@ logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A task that acquires in its own process, as :func:`~celery_ratelimit.worker.rules.refused` reads it."""
+    """A task that acquires in its own process, as :func:`~celery_ratelimit.worker.next_action.refused` reads it."""
 
     plan: Plan
     queue: str

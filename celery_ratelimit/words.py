@@ -7,7 +7,7 @@ import re
 import time
 from typing import Any
 
-from .names import plain
+from .name_suggestions import plain
 
 __all__ = ["NO_END", "clock", "end_of", "few_digits", "length", "number_of", "plain", "seconds_of", "unnamed"]
 

@@ -14,7 +14,7 @@ local FIRST_OTHER = FIRST_LIMIT + 6 * NUMBER
 local FIRST, others = ARGV[1], {unpack(ARGV, FIRST_OTHER)}
 --!include prelude.lua
 --!include now.lua
---!include has_permits_or_slot.lua
+--!include ask_next_request.lua
 
 local function acquire(id)
 --!include acquire_all_or_none.lua

@@ -20,7 +20,7 @@ local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
 local FIRST_LOT = FIRST_ASKING + 2 * ASKING
 --!include prelude.lua
 --!include now.lua
---!include has_permits_or_slot.lua
+--!include ask_next_request.lua
 --!include lot.lua
 
 -- Whether a copy may run. `twice`: some tasks of the parking lot in use have several copies.

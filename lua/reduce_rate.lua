@@ -2,7 +2,7 @@
 --
 -- One reduction for each incident: a call whose permit was good before the last one says nothing about the rate since.
 --
--- Source: CUBIC (RFC 9438) with a fixed time to recover, see include/adapted_share.lua.
+-- Source: CUBIC (RFC 9438) with a fixed time to recover, see include/adaptive_rate.lua.
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
 --        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua
 --        6  config of the whole limit
@@ -18,7 +18,7 @@ local granted, recover, least, NOTE, BUCKET = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] 
 --!include prelude.lua
 --!include now.lua
 --!include change_config.lua
---!include adapted_share.lua
+--!include adaptive_rate.lua
 
 local stored = has_rate(text) and text or call('GET', WHOLE_CONFIG)
 if has_rate(stored) and select(4, match(stored, CONFIG)) ~= 'token_bucket' then return 0 end

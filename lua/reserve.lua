@@ -1,6 +1,6 @@
 -- reserve: take the permits of one request ahead of time, once for each id.
 --
--- The permits are spent at once and are good at the time in the reply; cancel.lua gives them back.
+-- The permits are spent at once and are good at the time in the reply; cancel_reservation.lua gives them back.
 -- KEYS   four per limit, see include/read_limits.lua; then one per limit: its ids
 -- ARGV   1  id        text, not empty: names the reservation
 --        2  horizon   us >= 0; how far ahead the permits may lie

@@ -20,7 +20,7 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include lot.lua
 --!include shares.lua
 --!include take_task_to_publish.lua
---!include parked_until.lua
+--!include tasks_parked_before.lua
 
 use_lot(0, key)
 local latest = UNTIL == 0 and now or UNTIL

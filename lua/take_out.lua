@@ -22,7 +22,7 @@ local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10
 --!include lot.lua
 --!include shares.lua
 --!include take_task_to_publish.lua
---!include parked_until.lua
+--!include tasks_parked_before.lua
 
 use_lot(0, key)
 local ids, places, taken, came, from, last = {}, {}, 0, 0, '', ''

@@ -15,24 +15,13 @@ import pytest
 import redis
 from celery import _state
 
+from benchmarks.clock import STANDING
 from benchmarks.servers import Cluster, Sentinels, cluster, sentinels
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
 if TYPE_CHECKING:
     from tests.rabbitmq import Broker, RabbitMQ
-
-#: In place of ``lua/include/now.lua``: a clock that stands still until a test moves it. Keys live a minute longer: the
-#: server expires them by its own clock, which goes on while a test is slow.
-FROZEN_NOW = """
-local now = tonumber(redis.call('GET', 'test:clock'))
-local function call(command, ...)
-    local words = {...}
-    if command == 'PEXPIRE' then words[2] = words[2] + 60000 end
-    if words[3] == 'PX' then words[4] = words[4] + 60000 end
-    return redis.call(command, unpack(words))
-end
-"""
 
 #: Keys of what people put there: stored limits and pauses, parked tasks.
 STAYS = re.compile(
@@ -202,4 +191,4 @@ def clock(store: redis.Redis) -> Clock:
 def frozen(server: EmbeddedServer, clock: Clock) -> Limiter:
     """A limiter whose scripts read ``clock`` instead of the time."""
     client = redis.Redis.from_url(server.url)
-    return Limiter(client, replace_includes={"now": FROZEN_NOW}, counts=False)
+    return Limiter(client, replace_includes={"now": STANDING}, counts=False)

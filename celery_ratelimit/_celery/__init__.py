@@ -18,7 +18,7 @@ from .pool import Pool
 from .publisher import publish_on
 from .pydantic_arguments import Models, models_of
 from .requests import PERMIT
-from .return_queues import MAX_RETURNED
+from .return_queue_consumer import MAX_RETURNED
 from .upstream_refusal import ReturnToBacklog, call_when_body_ends
 from .worker import Worker
 from .worker_display import add_to_banner, show_revoked_state

@@ -29,7 +29,7 @@ from .broker import Broker
 from .bulk_receive import BulkReceive
 from .prefetch import Prefetch
 from .return_addresses import ReturnAddresses, is_temporary
-from .return_queues import ReturnConsumer
+from .return_queue_consumer import ReturnConsumer
 from .saved_message import marker_in
 
 __all__ = ["ConsumedQueues", "consumer_classes"]

@@ -30,13 +30,13 @@ from typing import Any
 from celery.concurrency import prefork
 from celery.worker import state
 
-from .autoscaling import Autoscaling
+from .autoscaler_patch import Autoscaling
 from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
 from .channel_patches import raise_loss
 from .consumed_queues import ConsumedQueues
-from .final_states import FinalStates
+from .end_without_run import FinalStates
 from .message_fields import stamp
 from .pool import Pool
 from .publisher import Publisher, Republisher

@@ -10,8 +10,8 @@ from celery import Celery
 
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
+from .app_attributes import kept
 from .app_limits import AppLimits
-from .kept import kept
 from .plan import goes_by
 from .settings import Settings, forks_apart, settings_of
 

@@ -10,7 +10,7 @@ from celery.utils.imports import symbol_by_name
 
 from ..errors import ConfigurationError
 from ..observing import Observer
-from .kept import kept
+from .app_attributes import kept
 from .settings import settings_of
 
 __all__ = ["observe", "observers_of"]

@@ -13,14 +13,14 @@ from celery.utils.saferepr import saferepr
 
 from .._celery import requests
 from ..errors import STORE_TROUBLES
-from ..limiter.decision_counts import count_upstream
 from ..limiter.limit_request import LimitRequest, of_cost
-from ..limiter.stored_settings import LONGEST, note_of
+from ..limiter.report_counts import count_upstream
+from ..limiter.setting_operations import LONGEST, note_of
 from ..limits.breaker import Breaker
-from .kept import kept
+from .app_attributes import kept
+from .app_store import limiter_of
 from .permits import demands_in
 from .plan import plan_of
-from .state import limiter_of
 
 __all__ = ["report_outcome"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..limiter.limit_request import LimitRequest, with_priority
-from ..limits.rates import limit_of_key, whole_limit
+from ..limits.key_rates import limit_of_key, whole_limit
 from .plan import Plan
 
 __all__ = ["demands_in", "permit_of"]

@@ -18,9 +18,9 @@ from ..limiter.call_requests import demands_of
 from ..limiter.limit_request import LimitRequest, with_priority
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
-from ..limits.specs import named
+from ..limits.parse_limit import named
 from ..limits.templates import check_arguments, signature_of, templates_of
-from .kept import kept
+from .app_attributes import kept
 from .options import THROTTLES, Policy, alike_of, has_options, policy_of, refuse_forgotten
 from .settings import Settings, limits_of, settings_of
 

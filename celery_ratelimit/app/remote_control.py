@@ -13,7 +13,7 @@ from typing import Any
 from celery.worker.control import control_command, inspect_command
 
 from ..errors import RateLimitError
-from ..names import FORCE_HINT, IMPORT_HINT
+from ..name_suggestions import FORCE_HINT, IMPORT_HINT
 
 __all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_task", "ratelimits"]
 
@@ -26,7 +26,7 @@ def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """A worker's limits in code, its version of this package, its clock, and the state of its pool."""
     from .._celery.worker_display import pool_status
     from .app_limits import limits_of_app
-    from .declared_limits import without_names
+    from .limit_conflicts import without_names
 
     limits = without_names(limits_of_app(state.app))
     # `check --fleet` compares the worker's clock with the store's.
@@ -85,7 +85,7 @@ def _by(state: Any) -> str:
 
 
 def _answer(state: Any, do: Any) -> dict[str, str]:
-    from .state import limiter_of
+    from .app_store import limiter_of
 
     try:
         return {"ok": do(limiter_of(state.app))}

@@ -14,10 +14,10 @@ from celery import Celery
 from .._celery import is_on_sqs
 from ..errors import ConfigurationError
 from ..limits.any_limit import MISSING_KEY, AnyLimit, check_quota
-from ..limits.specs import limit_of, named
+from ..limits.parse_limit import limit_of, named
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url_text import without_password
-from .kept import kept
+from .app_attributes import kept
 from .store_address import store_address
 
 __all__ = [

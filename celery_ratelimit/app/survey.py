@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.rate import parse_rate
 from ..limits.templates import check_arguments
-from ..names import plain
+from ..name_suggestions import plain
 from .options import OVERFLOWS, has_options, misspelt_options
 from .plan import is_built_in, is_meant, make_plan
 from .settings import Settings, limits_of, settings_of

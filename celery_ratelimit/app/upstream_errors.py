@@ -12,18 +12,18 @@ from .._celery import ReturnToBacklog, requests
 from ..errors import STORE_TROUBLES, ConfigurationError, shown
 from ..feedback import UpstreamThrottled
 from ..limiter.limit_request import LimitRequest, own_key
-from ..limiter.stored_settings import LONGEST, note_of
+from ..limiter.setting_operations import LONGEST, note_of
 from ..limiter.sync_store import StoreRunner
 from ..limiter.upstream_methods import Paused, report_throttle
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..limits.rates import limit_of_key, whole_limit
+from ..limits.key_rates import limit_of_key, whole_limit
 from ..store.keys import short
-from .kept import kept
+from .app_attributes import kept
+from .app_store import limiter_of
 from .permits import demands_in
 from .plan import plan_of
 from .settings import settings_of
-from .state import limiter_of
 
 __all__ = ["key_meant", "report_refusal", "return_if_refused", "upstream_errors_of"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from celery import Celery
 
 from .._celery import broker_fingerprint, visibility_timeouts_of
-from ..app.kept import kept
+from ..app.app_attributes import kept
+from ..app.app_store import limiter_of
 from ..app.settings import settings_of
-from ..app.state import limiter_of
 from ..limiter.argument_checks import microseconds
 from ..limiter.limit_request import LimitRequest
 from ..limiter.limiter import Limiter

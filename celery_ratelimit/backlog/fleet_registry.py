@@ -153,7 +153,7 @@ class FleetRegistry:
         arguments: list[str | int] = [microseconds(tuning.FAILURE_KEPT), tuning.MAX_FAILURES, len(published)]
         arguments += ["\0".join(each) for each in published]
         arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
-        (reply,) = yield from self._scripts.asking("publish_failures", ([key], arguments))
+        (reply,) = yield from self._scripts.asking("report_publish_failures", ([key], arguments))
         found: dict[str, list[PublishFailure]] = {}
         for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
             name, queue, task = field.split("\0", 2)

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 from kombu.utils.json import dumps, loads
 
 from .._celery.saved_message import Parcel, marker_in_headers, with_survivor
-from ..limits.weights import USUAL
+from ..limits.share_weights import USUAL
 from ..store.resp import text
 
 __all__ = [

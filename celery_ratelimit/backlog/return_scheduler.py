@@ -16,8 +16,8 @@ from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
 from ..app.app_limits import AppLimits
 from ..app.plan import Plan
 from ..limiter.limit_request import LimitRequest
-from ..limits.rates import limit_of_key
-from ..limits.weights import USUAL
+from ..limits.key_rates import limit_of_key
+from ..limits.share_weights import USUAL
 from ..store.keys import escape
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import Asks, StoreCalls, asked

@@ -14,7 +14,7 @@ from ..limiter.operation import Operation, RunScript, run_all
 from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
-from ..limits.rates import whole_limit
+from ..limits.key_rates import whole_limit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk, text
 from ..store.script import Script
@@ -31,7 +31,7 @@ _NAMES = (
     *("park", "take_due", "confirm_published", "filter_copies_and_acquire", "find_due_lots"),
     *("reschedule_changed_limit", "make_suspended_lots_due", "heartbeat_queues", "heartbeat_limits"),
     *("locate", "list_parked", "take_out", "take_for_original_queues", "position"),
-    *("repair_lost_keys", "publish_failures", "key_settings"),
+    *("repair_lost_keys", "report_publish_failures", "keys_with_settings"),
 )
 
 

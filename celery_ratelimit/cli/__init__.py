@@ -11,7 +11,7 @@ from ..app import remote_control  # noqa: F401  (celery inspect ratelimits, cele
 from ..metrics_command import metrics
 from .changing import change_commands
 from .checking import check
-from .group import Commands
+from .command_errors import Commands
 from .lots import lot_commands
 from .status import status, top
 from .watch import watch

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .group import app_of
+from .command_errors import app_of
 from .options import FORCE, JSON, NAME, Change, changes
 from .shown import Duration, number_of, plain, show_json, table_of, tell
 
@@ -16,7 +16,7 @@ __all__ = ["change_commands"]
 
 def _change(change: Change, do: Callable[[Any], Any]) -> None:
     """Do it, and print what was there before and what is there now."""
-    from ..app.state import limiter_of
+    from ..app.app_store import limiter_of
     from ..operations.wording import in_force_now
 
     name, key = change.name, change.key
@@ -103,7 +103,7 @@ def resume(change: Change) -> None:
 def reset(change: Change) -> None:
     """Fill the bucket again; waiting tasks acquire anew."""
     from ..app.app_limits import limits_of_app
-    from ..app.state import limiter_of
+    from ..app.app_store import limiter_of
     from ..operations.bucket_status import standings_of
 
     app, name, key = app_of(change.ctx), change.name, change.key
@@ -126,7 +126,7 @@ def reset(change: Change) -> None:
 @click.pass_context
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
     """Show the last hundred changes of a limit and its keys: author, time and reason."""
-    from ..app.state import limiter_of
+    from ..app.app_store import limiter_of
     from ..operations.wording import HISTORY_HEADS, history_row
 
     found = limiter_of(app_of(ctx)).history(name, force=force)

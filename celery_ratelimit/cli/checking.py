@@ -23,10 +23,10 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     Ends with 1 if a worker would not start; with --fleet also if something is found.
     """
     from ..app.app_limits import limits_of_app
-    from ..app.loading import import_tasks
+    from ..app.app_store import check_url
+    from ..app.import_tasks import import_tasks
     from ..app.observers import observers_of
     from ..app.settings import has_limits
-    from ..app.state import check_url
     from ..app.store_address import check_broker_url
     from ..app.survey import forgotten, limits_shown
     from ..worker.bootstep import GateStep

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .group import app_of
+from .command_errors import app_of
 from .options import FORCE, JSON, KEY, NAME, force_option
 from .shown import number_of, plain, show_json, table_of, tell
 
@@ -26,7 +26,7 @@ _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.pass_context
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
     """Show the tasks that are parked for a limit, in the order in which they start, and when each will."""
-    from ..operations.operator_actions import parked_page
+    from ..operations.parked_tasks import parked_page
     from ..operations.wording import PARKED_HEADS, parked_row
 
     total, rows = parked_page(app_of(ctx), name, key, (page - 1) * number, number, force=force)
@@ -99,7 +99,7 @@ def _take_out(
     force: bool,
     as_json: bool,
 ) -> None:
-    from ..operations.operator_actions import take_out
+    from ..operations.parked_tasks import take_out
 
     app = app_of(ctx)
     lots = _lots(app)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .group import app_of
+from .command_errors import app_of
 from .options import FORCE, JSON, NAMES
 from .shown import NO_LIMITS, clock, plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
     from ..operations.limit_status import LimitStatus
-    from ..operations.lots import ParkingLot
+    from ..operations.read_parking_lots import ParkingLot
 
 __all__ = ["status", "top"]
 
@@ -32,8 +32,8 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
     """Show each limit: its rate, the permits used and free, the tasks that wait, and when the last of them starts."""
     from ..backlog.backlog import backlog_of
     from ..backlog.store_memory import memory_warning
-    from ..operations.lots import longest
     from ..operations.overview import overview
+    from ..operations.read_parking_lots import longest
 
     app = app_of(ctx)
     found = overview(app, *names, force=force)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .group import app_of
+from .command_errors import app_of
 from .options import JSON, NAMES
 from .shown import clock, plain
 

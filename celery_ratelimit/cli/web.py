@@ -7,7 +7,7 @@ from time import time
 
 import click
 
-from .group import app_of
+from .command_errors import app_of
 
 __all__ = ["web"]
 

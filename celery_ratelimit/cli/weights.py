@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .group import app_of
+from .command_errors import app_of
 from .options import Change, changes
 from .shown import clock, plain, show_json, table_of, tell
 
@@ -21,7 +21,7 @@ def weight(change: Change, share: str | None, weight: str | None) -> None:
     """Show the weights of the shares of a fair limit; or give SHARE a WEIGHT: a number, 0 to hold its tasks back, or
     "code" for the weight of the code.
     """
-    from ..app.state import limiter_of
+    from ..app.app_store import limiter_of
 
     limiter = limiter_of(app_of(change.ctx))
     if share is not None:

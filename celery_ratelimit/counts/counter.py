@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..forks import begin_anew_after_fork
 from ..observing import STARTED, Asked, Observation
-from .arrivals import Arrivals
+from .shadow_arrivals import Arrivals
 from .tally import Part, Tally
 
 __all__ = ["PAUSE", "Counter"]

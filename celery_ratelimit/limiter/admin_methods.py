@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..counts.figures import Stats
 from ..counts.shadow_report import ShadowReport
+from ..counts.stats import Stats
 from ..limits.any_limit import AnyLimit
-from ..limits.stored import Change, LimitConfig, WeightConfig
+from ..limits.stored_settings import Change, LimitConfig, WeightConfig
 from .argument_checks import length_of
-from .decision_counts import ask_counts
 from .limiter_base import LimiterBase
 from .operation import Operation, limiter_method
+from .report_counts import ask_counts
 from .resolve_request import several
+from .setting_operations import check_shadow_to_store, note_of, weight_to_store
 from .shadow import ask_shadow_reports
-from .stored_settings import check_shadow_to_store, note_of, weight_to_store
 
 __all__ = ["AdminMethods"]
 

@@ -17,11 +17,11 @@ from .async_store import AsyncStoreRunner
 from .blocking_acquire import throttled
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
-from .decision_counts import AsyncDecisionCounter
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .prepared_acquire import AsyncPermitMethods
-from .report_methods import ReportMethods
+from .report_counts import AsyncDecisionCounter
+from .response_methods import ReportMethods
 
 __all__ = ["AsyncLimiter"]
 

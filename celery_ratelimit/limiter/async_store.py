@@ -13,10 +13,10 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ..errors import RateLimitError, StoreUnavailable
 from ..store.async_link import AsyncClusterLink, AsyncLink
-from ..store.health import STORE_ERRORS, out_of_reach, trouble
+from ..store.connection_diagnosis import addresses_of, mend_by_asking
 from ..store.masters import AsyncMaster
-from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
+from ..store.store_errors import STORE_ERRORS, out_of_reach, trouble
 from ..store.url import SOCKET_TIMEOUT
 from .operation import KeysExist, Operation, RunScript, Sleep, UninterruptedAcquire
 from .script_calls import Call

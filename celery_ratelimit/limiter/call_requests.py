@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..limits.rates import limit_of_key
+from ..limits.key_rates import limit_of_key
 from ..limits.templates import Cost, arguments_of, check_arguments, cost_of, key_of, share_of, signature_of
 from ..store.keys import short
 from .limit_request import LimitRequest, each_bucket_once, own_key

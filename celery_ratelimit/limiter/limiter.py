@@ -18,11 +18,11 @@ from ..store.url import client_of, close_client
 from .blocking_acquire import throttled
 from .call_requests import reader_of
 from .charge_methods import ChargeMethods
-from .decision_counts import DecisionCounter
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .prepared_acquire import SyncPermitMethods
-from .report_methods import ReportMethods
+from .report_counts import DecisionCounter
+from .response_methods import ReportMethods
 from .sync_store import StoreRunner
 
 __all__ = ["Limiter"]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from ..errors import STORE_TROUBLES
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
-from .decision_counts import note, note_lost
 from .limit_request import LimitRequest
 from .operation import Operation
+from .report_counts import note, note_lost
 from .resolve_request import RequestResolver
 from .script_operations import Operations
 from .shadow import asked_of

@@ -16,8 +16,8 @@ from .limit_request import LimitRequest, Limits, leased, of_cost
 from .limiter_base import LimiterBase
 from .operation import Operation, limiter_method
 from .script_calls import decision_of
+from .setting_operations import note_of
 from .shadow import ask_shadow_reports, passed
-from .stored_settings import note_of
 
 __all__ = ["PermitMethods"]
 

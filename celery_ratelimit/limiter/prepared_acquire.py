@@ -14,13 +14,13 @@ from redis.exceptions import NoScriptError
 from ..errors import STORE_TROUBLES, RateLimitError, StoreFull
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
-from ..limits.rates import has_other_answers
+from ..limits.key_rates import has_other_answers
 from ..observing import Asked
 from .blocking_acquire import give_back
-from .decision_counts import note, note_lost
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
+from .report_counts import note, note_lost
 from .script_calls import decision_of, impossible, whole_numbers
 from .shadow import asked_of
 

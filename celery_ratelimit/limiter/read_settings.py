@@ -8,8 +8,8 @@ from typing import Any
 
 from ..limits.adaptive import adapted_share
 from ..limits.any_limit import AnyLimit
-from ..limits.rates import limit_of_key
-from ..limits.stored import LimitConfig, StoredShadow, is_other_kind, limit_stored
+from ..limits.key_rates import limit_of_key
+from ..limits.stored_settings import LimitConfig, StoredShadow, is_other_kind, limit_stored
 from ..store.resp import text as text_of
 
 __all__ = ["read_config", "read_shadow", "read_stored"]

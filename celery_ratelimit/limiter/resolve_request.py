@@ -10,11 +10,11 @@ from typing import Any
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
+from ..limits.key_rates import limit_of_key
 from ..limits.limit import Limit
-from ..limits.rates import limit_of_key
-from ..limits.specs import quotas_of
+from ..limits.parse_limit import quotas_of
 from ..limits.templates import cost_of, key_of
-from ..names import IMPORT_HINT, near, no_such_limit
+from ..name_suggestions import IMPORT_HINT, near, no_such_limit
 from ..store.keys import short
 from .argument_checks import check_filled
 from .limit_request import LimitRequest, Limits, costs_for, each_bucket_once, own_key, with_priority

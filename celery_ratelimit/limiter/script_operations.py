@@ -14,8 +14,8 @@ from .limit_request import LimitRequest, leased
 from .multi_slot_acquire import MultiSlotDecider, parts_of
 from .operation import Operation, RunScript, UninterruptedAcquire, run_all
 from .script_calls import Call, Calls, LeaseRequests, LeasesToRelease, decision_of, impossible, whole_numbers
+from .setting_operations import SettingOperations
 from .shadow import KnownShadows
-from .stored_settings import SettingOperations
 
 __all__ = ["Operations"]
 
@@ -33,7 +33,7 @@ class LimiterScripts:
         self.acquire_in_order: Script = script("acquire_in_order")
         self.filter_copies_and_acquire: Script = script("filter_copies_and_acquire")
         self.reserve: Script = script("reserve")
-        self.cancel: Script = script("cancel")
+        self.cancel: Script = script("cancel_reservation")
         self.acquire_part: Script = script("acquire_part")
         self.settle: Script = script("settle")
         self.withdraw_request: Script = script("withdraw_request")

@@ -6,13 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..counts.arrivals import Arrival, Arrivals
+from ..counts.shadow_arrivals import Arrival, Arrivals
 from ..counts.shadow_report import ShadowReport, read_shadow_report
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..limits.stored import StoredShadow
+from ..limits.stored_settings import StoredShadow
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .limit_request import LimitRequest

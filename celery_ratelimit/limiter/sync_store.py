@@ -14,12 +14,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..errors import RateLimitError, StoreMisconfigured, StoreUnavailable
 from ..limits.decision import Decision
 from ..store.cluster import ClusterLink
-from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
+from ..store.connection_diagnosis import addresses_of, mend_by_asking
 from ..store.keys import bucket_key
 from ..store.link import Link
 from ..store.links import link_to
-from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
+from ..store.startup_check import check_fitness
+from ..store.store_errors import STORE_ERRORS, out_of_reach, trouble
 from ..store.url import SOCKET_TIMEOUT
 from .limit_request import LimitRequest
 from .operation import KeysExist, Operation, RunScript, Sleep, UninterruptedAcquire

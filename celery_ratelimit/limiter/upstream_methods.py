@@ -9,18 +9,18 @@ from typing import NamedTuple
 from ..errors import ConfigurationError, shown
 from ..feedback import LONGEST_RETRY_AFTER
 from ..limits.any_limit import AnyLimit
+from ..limits.key_rates import limit_of_key
 from ..limits.limit import Limit
-from ..limits.rates import limit_of_key
 from ..store.keys import bucket_key, changes_key, history_key, key_settings_key, short, touched_key
 from ..store.resp import bulk
 from .admin_methods import AdminMethods
 from .argument_checks import microseconds, seconds_of
-from .decision_counts import count_upstream
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, limiter_method, run_all
+from .report_counts import count_upstream
 from .script_calls import ARGUMENTS, KEYS
 from .script_operations import Operations
-from .stored_settings import note_of
+from .setting_operations import note_of
 
 __all__ = ["Paused", "UpstreamMethods", "report_throttle"]
 

@@ -10,7 +10,7 @@ from .priority_reserve import MILLION
 
 __all__ = ["Adaptive", "adapted_share"]
 
-#: Steps in which a rate recovers to what it was, see ``lua/include/adapted_share.lua``.
+#: Steps in which a rate recovers to what it was, see ``lua/include/adaptive_rate.lua``.
 SHARE_STEPS = 60
 
 
@@ -46,7 +46,7 @@ class Adaptive:
 
 
 def adapted_share(now: int, reduced: int, before: int, recover: int, least: int) -> float:
-    """The share of its rate that an adaptive limit has: ``lua/include/adapted_share.lua`` in Python, for displays.
+    """The share of its rate that an adaptive limit has: ``lua/include/adaptive_rate.lua`` in Python, for displays.
 
     Args:
         now, reduced, recover: microseconds.

@@ -9,7 +9,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .weights import Weights
+from .share_weights import Weights
 
 __all__ = ["MISSING_KEY", "AnyLimit", "check_cost", "check_quota"]
 

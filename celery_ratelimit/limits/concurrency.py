@@ -17,7 +17,7 @@ from .any_limit import (
     check_shadow,
     is_number,
 )
-from .weights import Weights
+from .share_weights import Weights
 
 __all__ = ["NO_SHADOW", "Concurrency"]
 

@@ -19,12 +19,12 @@ from .any_limit import (
     is_number,
 )
 from .breaker import Breaker
-from .fitting import WINDOWS, check_exact, check_room_for_costs
-from .limit_options import check_options, switch_of
+from .exactness_checks import WINDOWS, check_exact, check_room_for_costs
+from .key_rates import rates_of
+from .limit_option_checks import check_options, switch_of
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
 from .rate import Rate, parse_rate, parse_window
-from .rates import rates_of
-from .weights import Weights
+from .share_weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
 

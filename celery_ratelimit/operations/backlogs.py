@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 
 from celery import Celery
 
-from ..app.state import limiter_of
+from ..app.app_store import limiter_of
 from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.backlog_contents import LotCounts
 from ..backlog.fleet_registry import UnattendedLimitsAndQueues
@@ -15,7 +15,7 @@ from ..backlog.messages import Bucket, LotSnapshot, decoded
 from ..backlog.tuning import READ_AT_ONCE, SCANNED_AT_ONCE
 from ..limiter.operation import Operation, RunScript, batches, run_all
 from ..limiter.script_calls import call_of
-from ..limiter.stored_settings import read_weights
+from ..limiter.setting_operations import read_weights
 from ..limits.any_limit import AnyLimit
 from ..store.keys import escape, key_settings_key, short, weights_key
 from ..store.resp import text
@@ -45,7 +45,7 @@ def asking_key_settings(backlog: Backlog, names: Sequence[str]) -> Operation[dic
     parts = batches(backlog.scripts.asker.is_cluster, names, READ_AT_ONCE)
     prefix = backlog.scripts.prefix
     calls = [([key_settings_key(prefix, name) for name in part], [MAX_KEYS]) for part in parts]
-    replies = chain.from_iterable((yield from backlog.scripts.asking("key_settings", *calls)))
+    replies = chain.from_iterable((yield from backlog.scripts.asking("keys_with_settings", *calls)))
     pairs = [(name, zip(reply[::2], reply[1::2], strict=True)) for name, reply in zip(names, replies, strict=True)]
     return {name: [(text(key)[0], text(key)[1:], float(us) / 1e6) for key, us in each] for name, each in pairs}
 

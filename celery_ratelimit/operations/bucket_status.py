@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.state import limiter_of
+from ..app.app_store import limiter_of
 from ..backlog.messages import Bucket
 from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.operation import Operation, RunScript, batches, run_all
@@ -17,11 +17,11 @@ from ..limiter.script_calls import call_of
 from ..limiter.script_operations import Operations
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..limits.fitting import WINDOWS
+from ..limits.exactness_checks import WINDOWS
+from ..limits.key_rates import limit_of_key
 from ..limits.limit import Limit
 from ..limits.rate import period_of
-from ..limits.rates import limit_of_key
-from ..limits.stored import LimitConfig
+from ..limits.stored_settings import LimitConfig
 from ..store.keys import count_keys
 
 __all__ = ["MINUTE", "BucketStatus", "asking_standings", "recent_use", "standings_of", "usage", "use_window"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from celery import Celery
 
 from .._celery import default_queue_of, message_counts
+from ..app.app_store import limiter_of
 from ..app.settings import settings_of
-from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.backlog_contents import LotCounts
@@ -17,8 +17,8 @@ from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
 from ..backlog.messages import LotSnapshot
 from ..backlog.tuning import KEYS_READ_AT_ONCE, QUEUE_KNOWN
 from ..counts.shadow_report import ShadowReport
-from ..limiter.decision_counts import ask_counts
 from ..limiter.operation import Operation, at_once
+from ..limiter.report_counts import ask_counts
 from ..limiter.shadow import ask_shadows
 from ..limits.any_limit import AnyLimit
 from .backlogs import KeySettings, asking_held_up, asking_key_settings, asking_weights, held_back, readable

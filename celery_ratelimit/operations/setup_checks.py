@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from celery import Celery
 
 from .._celery import BrokerDidNotAnswer, is_on_sqs, query_workers, visibility_timeouts_of
+from ..app.app_store import limiter_of
 from ..app.settings import settings_of
-from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import backlog_of
 from ..backlog.store_memory import memory_warning
-from ..counts.figures import Stats
+from ..counts.stats import Stats
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit

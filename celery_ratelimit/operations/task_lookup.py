@@ -18,12 +18,12 @@ from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text
 from ..backlog.tuning import QUEUE_KNOWN
 from ..counts.shadow_report import ShadowReport
-from ..limits.stored import LimitConfig
+from ..limits.stored_settings import LimitConfig
 from ..words import end_of, number_of
 from .bucket_status import standings_of
 from .forecast import Forecast, forecast, no_worker
-from .lots import rank, shares_of
 from .overview import in_shadow, overview
+from .read_parking_lots import rank, shares_of
 
 __all__ = ["PATIENCE", "Explanation", "explain"]
 

@@ -13,11 +13,11 @@ from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
-from ..limits.stored import Change, LimitConfig, Stored
+from ..limits.stored_settings import Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
 from .forecast import Forecast
 from .limit_status import LimitStatus
-from .lots import ParkingLot
+from .read_parking_lots import ParkingLot
 
 __all__ = [
     "HEADS",
@@ -227,7 +227,7 @@ def _in_store(stored: Stored, now: float) -> str:
 
 
 def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
-    """A parked task, as :func:`~celery_ratelimit.operations.operator_actions.parked_page` returns it."""
+    """A parked task, as :func:`~celery_ratelimit.operations.parked_tasks.parked_page` returns it."""
     task, turn = row["task"], row["turn"]
     wait = length(max(0.0, turn - row["now"])) if turn is not None else "?"
     return (

@@ -152,7 +152,7 @@ def attendance_keys(prefix: str, fleet: str) -> tuple[str, ...]:
 
 
 def failures_key(prefix: str, fleet: str) -> str:
-    """The key of tasks of a fleet that could not be published: see ``lua/publish_failures.lua``."""
+    """The key of tasks of a fleet that could not be published: see ``lua/report_publish_failures.lua``."""
     return bucket_key(prefix, "fleet", "", f"failures@{fleet}")
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..errors import ConfigurationError
-from .health import is_full
 from .link import Link
 from .resp import bulk, unbulk
+from .store_errors import is_full
 
 __all__ = ["Script", "load_source"]
 

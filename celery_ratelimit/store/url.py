@@ -19,9 +19,9 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ..errors import ConfigurationError, StoreUnavailable
+from .connection_diagnosis import mend_by_asking
 from .credentials import with_provider
-from .health import STORE_ERRORS, out_of_reach, trouble
-from .refusals import mend_by_asking
+from .store_errors import STORE_ERRORS, out_of_reach, trouble
 from .url_text import check_address, check_options, check_text, not_a_url, without_password
 
 __all__ = [

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from ..errors import ConfigurationError
-from ..names import near
+from ..name_suggestions import near
 
 __all__ = ["ENCODE", "check_address", "check_options", "check_text", "not_a_url", "read_option", "without_password"]
 

@@ -13,7 +13,7 @@ from ..limiter.argument_checks import length_of
 from ..limiter.async_limiter import AsyncLimiter
 from ..limiter.limiter import Limiter
 from ..limiter.operation import Operation
-from ..limiter.report_methods import ReportMethods
+from ..limiter.response_methods import ReportMethods
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.state import limiter_of
+from ..app.app_store import limiter_of
 from ..errors import ConfigurationError, shown
-from ..operations.operator_actions import take_out
+from ..operations.parked_tasks import take_out
 from ..operations.wording import in_force_now, parse_limit
 from ..words import number_of, plain, seconds_of
 

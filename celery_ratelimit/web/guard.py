@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .keys import Keys
 from .options import Options
+from .sessions import Sessions
 
 __all__ = ["MOST_BYTES", "Guard"]
 
@@ -40,13 +40,13 @@ class Guard:
     """Accepts requests that name this server, come from its own pages, have small bodies and are identified.
 
     Args:
-        app: the pages. They find the identity of a request in ``scope["identity"]``, see :meth:`Keys.identify`.
+        app: the pages. They find the identity of a request in ``scope["identity"]``, see :meth:`Sessions.identify`.
         options: how the page is served.
-        keys: identifies requests.
+        sessions: identifies requests.
     """
 
-    def __init__(self, app: ASGIApp, options: Options, keys: Keys) -> None:
-        self._app, self._hosts, self._keys = app, options.hosts, keys
+    def __init__(self, app: ASGIApp, options: Options, sessions: Sessions) -> None:
+        self._app, self._hosts, self._sessions = app, options.hosts, sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,7 +79,7 @@ class Guard:
 
     def _refuse_unidentified(self, scope: Scope, headers: Headers) -> Response | None:
         path: str = scope["path"]
-        scope["identity"] = self._keys.identify(headers.get("authorization", ""), headers.get("cookie", ""))
+        scope["identity"] = self._sessions.identify(headers.get("authorization", ""), headers.get("cookie", ""))
         if scope["identity"] is not None or path == "/login" or path.startswith("/static/"):
             return None
         if scope["method"] != "POST" and path in ("/", "/limit", "/task"):

@@ -8,14 +8,14 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.state import limiter_of
-from ..counts.figures import Stats
-from ..operations.lots import longest
-from ..operations.operator_actions import parked_page
+from ..app.app_store import limiter_of
+from ..counts.stats import Stats
 from ..operations.overview import overview
+from ..operations.parked_tasks import parked_page
+from ..operations.read_parking_lots import longest
 from ..operations.wording import HISTORY_HEADS, PARKED_HEADS, facts_of, history_row, parked_row
 from ..words import clock, length, plain
-from .charts import charts
+from .chart_data import charts
 from .names import quoted
 from .table import row_for
 

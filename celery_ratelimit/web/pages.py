@@ -18,13 +18,13 @@ from starlette.routing import Route
 from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
 from ..operations.wording import store_lost
 from ..words import plain
-from .charts import RANGES
+from .chart_data import RANGES
 from .guard import MOST_BYTES
-from .keys import LASTS, Keys
-from .looks import Looks
 from .names import address_of, fields_of, queries_of, quoted
 from .options import Options
+from .page_queries import PageQueries
 from .poller import MOST_VIEWERS, Poller
+from .sessions import LASTS, Sessions
 from .stream import Stream
 from .table import MINUTES
 
@@ -39,17 +39,18 @@ class Pages:
     """What the addresses lead to.
 
     Args:
-        looks: what there is to be seen.
+        queries: read from the store what a page shows.
         poller: looks for all browsers.
         options: how it is served.
-        keys: identifies requests.
+        sessions: identifies requests.
         tell: is given a line for each change.
     """
 
     def __init__(
-        self, looks: Looks, poller: Poller, options: Options, keys: Keys, tell: Callable[[str], object]
+        self, queries: PageQueries, poller: Poller, options: Options, sessions: Sessions, tell: Callable[[str], object]
     ) -> None:
-        self._looks, self._poller, self._options, self._keys, self._tell = looks, poller, options, keys, tell
+        self._queries, self._poller, self._options = queries, poller, options
+        self._sessions, self._tell = sessions, tell
         self._explaining, self._viewing = asyncio.Semaphore(_EXPLAINING), asyncio.Semaphore(MOST_VIEWERS)
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("celery_ratelimit.web"), autoescape=True, undefined=jinja2.StrictUndefined
@@ -109,7 +110,7 @@ class Pages:
         if self._explaining.locked():
             raise HTTPException(503, "others are asking already: try again")
         async with self._explaining:
-            said, name = await run_in_threadpool(self._looks.explain, id)
+            said, name = await run_in_threadpool(self._queries.explain, id)
         address = address_of(name) if name else None
         return self._page(request, "task.html", id=plain(id), said=said, limit=plain(name), address=address)
 
@@ -120,13 +121,13 @@ class Pages:
 
     async def log_in(self, request: Request) -> Response:
         said = await self._form(request)
-        if not self._keys.is_token(said.get("token", "")):
+        if not self._sessions.is_token(said.get("token", "")):
             return JSONResponse({"error": "That is not the token that this server was started with."}, 403)
         answer = JSONResponse({"next": _own(said.get("next", ""))})
         is_tls = request.headers.get("origin", "").startswith("https:")
         answer.set_cookie(
-            self._keys.cookie,
-            self._keys.open_session(),
+            self._sessions.cookie,
+            self._sessions.open_session(),
             LASTS,
             path="/",
             secure=is_tls,
@@ -138,7 +139,7 @@ class Pages:
     async def log_out(self, request: Request) -> Response:
         await self._form(request)
         answer = JSONResponse({"next": "/login"})
-        answer.delete_cookie(self._keys.cookie, path="/", httponly=True, samesite="strict")
+        answer.delete_cookie(self._sessions.cookie, path="/", httponly=True, samesite="strict")
         return answer
 
     # -- What they ask for -----------------------------------------------------------------------------------------
@@ -158,12 +159,12 @@ class Pages:
         if not (page.isascii() and page.isdecimal() and 0 < len(page) < 7 and int(page)):
             raise HTTPException(400, "a page is a number")
         key = asked.get("key") or None
-        return JSONResponse(await run_in_threadpool(self._looks.parked, name, key, int(page)))
+        return JSONResponse(await run_in_threadpool(self._queries.parked, name, key, int(page)))
 
     async def change(self, request: Request) -> Response:
         said = await self._form(request)
         name = await self._known(request, "name")
-        told, line = await run_in_threadpool(self._looks.change, name, said)
+        told, line = await run_in_threadpool(self._queries.change, name, said)
         self._tell(line)
         return JSONResponse({"said": plain_lines(told)})
 
@@ -175,7 +176,7 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         try:
-            text = await run_in_threadpool(self._looks.metrics)
+            text = await run_in_threadpool(self._queries.metrics)
         except ConfigurationError as error:  # what it needs is not installed
             raise HTTPException(404, str(error)) from None
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -184,7 +185,7 @@ class Pages:
 
     def _page(self, request: Request, template: str, **values: Any) -> Response:
         said = {
-            "form_token": self._keys.form_token(request.scope["identity"] or ""),
+            "form_token": self._sessions.form_token(request.scope["identity"] or ""),
             "allow_changes": self._options.allow_changes,
             "has_session": bool(self._options.token) and request.scope["identity"] not in (None, "bearer"),
             "store": self._options.store if request.scope["identity"] is not None else "",
@@ -195,7 +196,7 @@ class Pages:
     async def _known(self, request: Request, query: str) -> str:
         """The limit that is asked for."""
         name = _asked(request).get(query, "")
-        if not await run_in_threadpool(self._looks.knows, name):
+        if not await run_in_threadpool(self._queries.knows, name):
             raise HTTPException(404, "there is no limit of that name")
         return name
 
@@ -209,7 +210,7 @@ class Pages:
             if len(body) > MOST_BYTES:
                 raise HTTPException(413, f"more than {MOST_BYTES} bytes")
         said = _read(lambda: fields_of(body))
-        if not self._keys.is_form_token(said.pop("form_token", ""), request.scope["identity"] or ""):
+        if not self._sessions.is_form_token(said.pop("form_token", ""), request.scope["identity"] or ""):
             raise HTTPException(403, "the page is older than this server: load it again")
         return said
 

@@ -16,11 +16,11 @@ from starlette.types import ASGIApp
 
 from .connections import MOST_CONNECTIONS, PATIENCE, Connection, OncePerMinute, close_stalled
 from .guard import Guard
-from .keys import Keys
-from .looks import Looks
 from .options import Options
+from .page_queries import PageQueries
 from .pages import Pages
 from .poller import Poller
+from .sessions import Sessions
 
 __all__ = ["listening", "made", "serve", "server_of"]
 
@@ -34,9 +34,9 @@ def made(app: Celery, options: Options, port: int, tell: Callable[[str], object]
         port: at which it listens.
         tell: is given a line for each change.
     """
-    looks, keys = Looks(app), Keys(options.token, port)
-    poller = Poller(looks.at, options.store)
-    return Guard(Pages(looks, poller, options, keys, tell).app(), options, keys), poller
+    queries, sessions = PageQueries(app), Sessions(options.token, port)
+    poller = Poller(queries.at, options.store)
+    return Guard(Pages(queries, poller, options, sessions, tell).app(), options, sessions), poller
 
 
 def listening(host: str, port: int) -> socket.socket:

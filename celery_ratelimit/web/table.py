@@ -8,8 +8,8 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.state import limiter_of
-from ..counts.figures import Moment, Stats
+from ..app.app_store import limiter_of
+from ..counts.stats import Moment, Stats
 from ..operations.limit_status import LimitStatus
 from ..operations.overview import overview
 from ..operations.wording import HEADS, busiest, rate_set_by, row_of

@@ -21,10 +21,7 @@ from ..store_calls.store_calls import Reply, StoreCalls
 from .capacity import PoolCapacity
 from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .deduplication import Deduplication, acquire_along
-from .pool_scheduler import PoolScheduler
-from .request import AcquireCall, PendingRequest
-from .request_queue import LimitQueue
-from .rules import (
+from .next_action import (
     BUNCHED,
     RETURN_HOLD,
     Action,
@@ -36,6 +33,9 @@ from .rules import (
     refused,
     without_store,
 )
+from .pool_scheduler import PoolScheduler
+from .request import AcquireCall, PendingRequest
+from .request_queue import LimitQueue
 
 __all__ = [
     "MAX_BATCH",

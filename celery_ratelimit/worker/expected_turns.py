@@ -14,7 +14,7 @@ from typing import Any
 
 from .._celery.saved_message import marker_in_headers
 from ..limits.any_limit import AnyLimit
-from .rules import Park
+from .next_action import Park
 
 __all__ = ["KEEP", "ExpectedTurns"]
 

@@ -1,7 +1,7 @@
 """Receives each request of a worker before the pool does, and decides when its task starts.
 
 The message is raw and unacknowledged here: holding it, or sending it back as it is, loses and changes nothing. Requests
-with the same limits share a queue (:mod:`.request_queue`). :mod:`.rules` decides, :mod:`.actions` carries it out.
+with the same limits share a queue (:mod:`.request_queue`). :mod:`.next_action` decides.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from .._celery import Worker, requests
 from .._celery.message_fields import priority_of
 from .._celery.saved_message import marker_in, marker_in_headers, set_countdown
 from ..app.app_limits import AppLimits
-from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import is_built_in
 from ..app.settings import Settings
+from ..app.ungated_call_warning import BuiltinCallWarning
 from ..backlog.backlog import backlog_of
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
-from ..limiter.decision_counts import DecisionCounter
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
+from ..limiter.report_counts import DecisionCounter
 from ..observing import Observer
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import StoreCalls
 from ..store_calls.store_clock import StoreClock, read_time_us
-from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
 from .capacity import PoolCapacity
 from .concurrency import END_POLL_INTERVAL, ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
 from .flow_control import ArrivalBatch, HeldRequests, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
+from .outcome_reports import Reporter
 from .parking_batch import ParkingBatch
+from .perform_action import Actions
 from .pool_scheduler import PoolScheduler
 from .queue_processor import CurrentRequest, QueueProcessor
-from .reporting import Reporter
 from .request import PendingRequest
 from .request_queue import LimitQueue
 from .request_queues import Expirations, RequestQueues

@@ -26,9 +26,9 @@ from ..store_calls.outage import NotAsked, Outage
 from ..store_calls.store_calls import Reply, StoreCalls
 from .expected_turns import ExpectedTurns
 from .flow_control import HeldRequests
+from .next_action import Park
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, permit_interval
-from .rules import Park
 
 __all__ = ["ParkingBatch", "PendingPark"]
 

@@ -17,7 +17,7 @@ from ..app.plan import Plan
 from ..limiter.limit_request import LimitRequest
 from .capacity import AHEAD, PoolCapacity
 from .flow_control import HeldRequests
-from .reporting import Reporter
+from .outcome_reports import Reporter
 from .request import UnlimitedRequest
 from .request_queue import ACQUIRE_EARLY, LimitQueue, task_name
 from .request_queues import RequestQueues

@@ -12,15 +12,15 @@ from .._celery import Worker
 from ..backlog.messages import ParkResult
 from ..limits.decision import Decision
 from ..store_calls.store_calls import Reply
-from .actions import Actions
 from .admission import PermitClient
 from .flow_control import ReturnQueueConsumption
+from .next_action import BUNCHED, Acquire, BlockQueue, Park, RetryAt, before_acquire, on_timer
 from .parking_batch import ParkingBatch, PendingPark
+from .perform_action import Actions
 from .pool_scheduler import PoolScheduler
 from .request import AcquireCall, PendingRequest
 from .request_queue import LimitQueue
 from .request_resources import RequestResources
-from .rules import BUNCHED, Acquire, BlockQueue, Park, RetryAt, before_acquire, on_timer
 
 __all__ = ["CurrentRequest", "QueueProcessor"]
 

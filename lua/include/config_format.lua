@@ -10,7 +10,7 @@
 -- shadow, reads the same number.
 --
 -- ADAPTED is "~<us of the last reduction> <share before it> <us until that share is back> <least share>", in millionths of the rate in
--- force: see adapted_share.lua.
+-- force: see adaptive_rate.lua.
 --
 -- Gives CONFIG, a pattern: a match has the first ten parts in this order, as texts; and ADAPTED, a pattern of four.
 local CONFIG = '^(%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+)'

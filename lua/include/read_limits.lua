@@ -12,7 +12,7 @@
 --
 -- Gives limits, a table each; used, a set of the names of their algorithms.
 --!include config_format.lua
---!include adapted_share.lua
+--!include adaptive_rate.lua
 --!include fetch_state_and_config.lua
 local limits, used = {}, {}
 for i = 1, NUMBER do

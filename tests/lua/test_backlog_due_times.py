@@ -10,7 +10,7 @@ from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.tuning import READ_AT_ONCE, SCANNED_AT_ONCE
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.rates import limit_of_key
+from celery_ratelimit.limits.key_rates import limit_of_key
 from tests.conftest import START, Clock
 from tests.parks import packed
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Breaker, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.stored_settings import note_of
+from celery_ratelimit.limiter.setting_operations import note_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
 from tests.examples import examples

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Limiter
-from celery_ratelimit.counts.figures import Moment, Stats
+from celery_ratelimit.counts.stats import Moment, Stats
 from celery_ratelimit.counts.tally import MOST_USERS, Tally
-from celery_ratelimit.limiter.decision_counts import tell_counts
+from celery_ratelimit.limiter.report_counts import tell_counts
 from celery_ratelimit.operations.bucket_status import recent_use
 from celery_ratelimit.store.keys import count_keys
 from tests.conftest import Clock

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.counts.arrivals import Arrivals
+from celery_ratelimit.counts.shadow_arrivals import Arrivals
 from celery_ratelimit.counts.shadow_report import ShadowReport
 from celery_ratelimit.limiter.shadow import ask_shadow_reports, tell_arrivals
 from tests.conftest import Clock

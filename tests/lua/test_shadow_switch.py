@@ -11,7 +11,7 @@ import redis
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.limits.stored import StoredShadow
+from celery_ratelimit.limits.stored_settings import StoredShadow
 from celery_ratelimit.store.keys import config_keys
 from tests.conftest import START, Clock
 

@@ -35,7 +35,7 @@ PACKAGE = ROOT / "celery_ratelimit"
 CALLS = "unit/limiter unit/limits integration/limiter/test_keys_and_args.py lua/test_reservations.py lua/test_stored.py"
 #: The tests of each module or folder, below ``tests``: those that notice most changes first.
 TESTS = {
-    "app/options.py": "unit/app/test_policy.py unit/app unit/worker/test_rules.py",
+    "app/options.py": "unit/app/test_policy.py unit/app unit/worker/test_next_action.py",
     "app/plan.py": "unit/app/test_plan.py unit/app unit/limits/test_priority_reserve.py",
     "app/settings.py": "unit/app/test_settings.py unit/app",
     "errors.py": "unit/test_errors.py unit/limits",
@@ -47,16 +47,16 @@ TESTS = {
     "limits/adaptive.py": "unit/limits lua/test_adaptive.py",
     "limits/breaker.py": "unit/limits lua/test_breaker.py",
     "limits/priority_reserve.py": "unit/limits lua/test_priority_reserve.py",
-    "limits/specs.py": "unit/limits unit/app/test_settings.py unit/app/test_plan.py",
-    "limits/stored.py": "unit/limits lua/test_stored.py lua/test_shadow_switch.py",
+    "limits/parse_limit.py": "unit/limits unit/app/test_settings.py unit/app/test_plan.py",
+    "limits/stored_settings.py": "unit/limits lua/test_stored.py lua/test_shadow_switch.py",
     "limits/": "unit/limits unit/app/test_plan.py unit/app/test_argument_parts.py unit/app/test_missing_key.py",
-    "names.py": "unit/test_words.py",
+    "name_suggestions.py": "unit/test_words.py",
     "operations/forecast.py": "unit/operations/test_forecast.py",
     "words.py": "unit/test_words.py",
     "worker/capacity.py": "unit/worker/test_capacity.py unit/worker/test_briefer_tasks.py",
     "worker/expected_turns.py": "unit/worker/test_expected_turns.py unit/worker/test_capacity.py "
     "unit/worker/test_briefer_tasks.py",
-    "worker/rules.py": "unit/worker/test_rules.py",
+    "worker/next_action.py": "unit/worker/test_next_action.py",
 }
 #: Of pytest: without tests that start a process, which would load the unchanged code; with packages that are imported
 #: before it starts.
@@ -223,7 +223,7 @@ def files_of(start: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Changes the pure modules, and says which changes no test notices.")
-    parser.add_argument("files", nargs="*", help="modules, as worker/rules.py; all of the table if none is named")
+    parser.add_argument("files", nargs="*", help="modules, as worker/next_action.py; all of the table if none is named")
     parser.add_argument("--every", type=int, default=1, help="take each Nth change only")
     parser.add_argument("--first", type=int, default=0, help="begin with the change of this number")
     options = parser.parse_args()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_ratelimit import Limit, words
-from celery_ratelimit.names import listed, near, no_such_limit, plain
+from celery_ratelimit.name_suggestions import listed, near, no_such_limit, plain
 from celery_ratelimit.words import NO_END, clock, end_of, few_digits, length, number_of, seconds_of, unnamed
 
 NOON = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, -1))

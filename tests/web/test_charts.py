@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_ratelimit import Concurrency, Limit
-from celery_ratelimit.counts.figures import Moment, Stats
+from celery_ratelimit.counts.stats import Moment, Stats
 from celery_ratelimit.limits.any_limit import AnyLimit
-from celery_ratelimit.limits.stored import Change, Stored
-from celery_ratelimit.web.charts import RANGES, charts, limit_at
+from celery_ratelimit.limits.stored_settings import Change, Stored
+from celery_ratelimit.web.chart_data import RANGES, charts, limit_at
 
 CODE = Limit("100/s", name="api")
 NOW = 1_767_225_600.5  # the first half second of a minute

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError
-from celery_ratelimit.web.keys import COOKIE, Keys
 from celery_ratelimit.web.options import Options
+from celery_ratelimit.web.sessions import COOKIE, Sessions
 from tests.web.server import NAMES, SCRIPT, TOKEN, Answer, Server
 
 #: Paths that answer to GET, except public ones: the form to log in and our files.
@@ -104,12 +104,12 @@ def test_login_redirects_to_paths_of_this_server_alone(with_token: Server) -> No
 
 
 def test_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = Keys(TOKEN, 1)
+    keys = Sessions(TOKEN, 1)
     session = keys.open_session()
     assert keys.identify("", f"{COOKIE}_1={session}") == session
     assert keys.identify("", f"{COOKIE}_2={session}") is None
-    assert Keys(TOKEN, 1).identify("", f"{COOKIE}_1={session}") is None, "another process has another secret"
-    monkeypatch.setattr("celery_ratelimit.web.keys.time.time", lambda: int(session.partition(".")[0]))
+    assert Sessions(TOKEN, 1).identify("", f"{COOKIE}_1={session}") is None, "another process has another secret"
+    monkeypatch.setattr("celery_ratelimit.web.sessions.time.time", lambda: int(session.partition(".")[0]))
     assert keys.identify("", f"{COOKIE}_1={session}") is None
 
 

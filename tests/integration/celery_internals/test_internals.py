@@ -48,15 +48,15 @@ from kombu.transport.redis import QoS as RedisQoS
 from kombu.transport.redis import Transport as RedisTransport
 
 from celery_ratelimit._celery import models_of, requests
-from celery_ratelimit._celery.autoscaling import Autoscaling
+from celery_ratelimit._celery.autoscaler_patch import Autoscaling
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumed_queues import consumer_classes
-from celery_ratelimit._celery.final_states import _announce_revoked
+from celery_ratelimit._celery.end_without_run import _announce_revoked
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_addresses import ReturnAddresses, ReturnNames
-from celery_ratelimit._celery.return_queues import ReturnConsumer
+from celery_ratelimit._celery.return_queue_consumer import ReturnConsumer
 
 if VERSION[:2] < (5, 7):
     pytest.skip("what is compared is the source of Celery 5.7", allow_module_level=True)

@@ -11,7 +11,7 @@ import redis
 import requests
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable, Throttled
-from celery_ratelimit.limiter.report_methods import ReportMethods
+from celery_ratelimit.limiter.response_methods import ReportMethods
 from celery_ratelimit.transports import LimitedAdapter, LimitedTransport
 from tests.integration.limiter.http_clients import BODY, Client, Upstream, client, running, upstream
 

@@ -13,7 +13,7 @@ from celery import Celery
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.integration.limiter.either import EitherLimiter

@@ -10,13 +10,13 @@ import redis
 from celery import Celery
 
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.lots import ParkingLots
-from celery_ratelimit.operations.lots import lots_of
 from celery_ratelimit.operations.overview import overview
+from celery_ratelimit.operations.read_parking_lots import lots_of
 from celery_ratelimit.prometheus import Collector
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.web.looks import Looks
+from celery_ratelimit.web.page_queries import PageQueries
 from tests.conftest import PATIENT
 from tests.integration.limiter.either import KINDS, opened
 
@@ -101,8 +101,8 @@ def test_no_page_and_no_showing_command_writes(server: EmbeddedServer, store: re
         "lots": lambda: ParkingLots(app).lots(),
         "explain": lambda: ParkingLots(app).explain("no-such-task"),
         "metrics": lambda: list(Collector(app).collect()),
-        "the page": lambda: Looks(app).at(""),
-        "the page of one": lambda: Looks(app).at("unknown"),
+        "the page": lambda: PageQueries(app).at(""),
+        "the page of one": lambda: PageQueries(app).at("unknown"),
     }
     limiter_of(app).ping()
     for look in looks.values():

@@ -15,7 +15,7 @@ from kombu import pools
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until

@@ -13,7 +13,7 @@ from celery import Celery
 from click.shell_completion import ShellComplete
 
 from celery_ratelimit import Concurrency
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.cli import ratelimit
 from tests.shop import Run
 

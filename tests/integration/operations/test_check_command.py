@@ -11,7 +11,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_ratelimit import Limit, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.operations.setup_checks import InformationalFinding
 from celery_ratelimit.operations.task_checks import check_tasks
 from celery_ratelimit.testing import EmbeddedServer, embedded_server

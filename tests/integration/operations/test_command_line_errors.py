@@ -18,7 +18,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.app.survey import limits_shown
 from celery_ratelimit.cli.shown import table_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server

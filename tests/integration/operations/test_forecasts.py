@@ -12,17 +12,18 @@ import redis
 from celery import Celery
 from prometheus_client import CollectorRegistry
 
+from benchmarks.clock import STANDING
 from celery_ratelimit import Concurrency, Limit, ParkingLots, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.operations.limit_status import LimitStatus
-from celery_ratelimit.operations.lots import longest
 from celery_ratelimit.operations.overview import overview
+from celery_ratelimit.operations.read_parking_lots import longest
 from celery_ratelimit.prometheus import collector
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.web.looks import Looks
+from celery_ratelimit.web.page_queries import PageQueries
 from celery_ratelimit.words import length
-from tests.conftest import FROZEN_NOW, PATIENT, START, Clock
+from tests.conftest import PATIENT, START, Clock
 from tests.shop import Run, park
 
 TASKS = {"api": "call", "tenant": "sync", "crm": "mail", "gpu": "train"}
@@ -45,7 +46,7 @@ def app(server: EmbeddedServer, clock: Clock) -> Celery:
         def task(tenant: str = "") -> None: ...
 
     asker: Any = limiter_of(app)._asker
-    asker.replace_includes = {"now": FROZEN_NOW}
+    asker.replace_includes = {"now": STANDING}
     for script in vars(asker.core.scripts).values():
         script._replace = asker.replace_includes
     return app
@@ -75,7 +76,7 @@ def displayed(app: Celery, name: str) -> list[Any]:
     (lot,) = [lot for lot in ParkingLots(app).lots() if lot.name == name]
     return [
         status(app, name).drains_in,
-        Looks(app).at("")[f"limit {name}"]["drains in"],
+        PageQueries(app).at("")[f"limit {name}"]["drains in"],
         metric(app, name),
         lot.drains_in,
     ]
@@ -245,7 +246,7 @@ def test_longest_backlogs_are_listed(app: Celery, run: Run, store: redis.Redis) 
     text = run("status", "tenant").output
     assert re.search(r"  backlog           t7: 9 parked, the oldest for 1 min 40 s, next turn in \d", text)
     assert "t2:" not in text
-    facts = [said for what, said in Looks(app).at("tenant")["facts"] if what == "backlog"]
+    facts = [said for what, said in PageQueries(app).at("tenant")["facts"] if what == "backlog"]
     assert [fact.partition(":")[0] for fact in facts] == ["t7", "t6", "t5", "t4", "t3"]
     park(app, "crm", 9, task="mail", share="big", ago=50.0)
     park(app, "crm", 2, task="mail", share="small/1", ago=20.0)
@@ -308,7 +309,7 @@ def test_all_displays_show_the_same_forecast(app: Celery, run: Run, store: redis
         limiter.set_weight("crm", "s0", 0)
     python = {each.name: each.forecast for each in overview(app)}
     command = {each["name"]: each["forecast"] for each in json.loads(run("status", "--json").output)}
-    page = Looks(app).at("")
+    page = PageQueries(app).at("")
     lots = ParkingLots(app).lots()
     for name, forecast in python.items():
         told: list[Any] = [command[name]["seconds"], metric(app, name)]

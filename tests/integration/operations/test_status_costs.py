@@ -16,8 +16,8 @@ from redis.connection import AbstractConnection
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit._celery import broker_queries, message_counts
 from celery_ratelimit.backlog.backlog import backlog_of
-from celery_ratelimit.operations.lots import lots_of
 from celery_ratelimit.operations.overview import overview
+from celery_ratelimit.operations.read_parking_lots import lots_of
 from celery_ratelimit.prometheus import Collector
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT

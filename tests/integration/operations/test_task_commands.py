@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from celery_ratelimit import Limit, RateLimitedTask
-from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.limit_request import LimitRequest

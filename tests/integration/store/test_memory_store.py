@@ -19,8 +19,8 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.app.settings import settings_of
-from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.limiter.leases import LeaseKeeper
 from celery_ratelimit.store.memory import Clock
 from celery_ratelimit.store_calls.outage import Outage

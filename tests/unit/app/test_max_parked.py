@@ -10,7 +10,7 @@ import pytest
 from celery_ratelimit import Limit
 from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.stored import limit_stored, limit_to_store
+from celery_ratelimit.limits.stored_settings import limit_stored, limit_to_store
 from tests.unit.worker.gate_bench import Bench
 
 BOUNDED = Limit("10/s", name="r1", max_parked=3)

@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit
+from celery_ratelimit.app.app_store import check_store, limiter_of
 from celery_ratelimit.app.settings import has_limits, settings_of
-from celery_ratelimit.app.state import check_store, limiter_of
 from tests.unit.apps import make_app
 
 URL = "redis://limits:6379/3"

@@ -11,9 +11,9 @@ from celery import Celery
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit.app.app_store import check_store, check_url, limiter_of
 from celery_ratelimit.app.limiters import async_limiter_of
 from celery_ratelimit.app.settings import settings_of
-from celery_ratelimit.app.state import check_store, check_url, limiter_of
 from celery_ratelimit.store.url import async_client_of, client_of
 from celery_ratelimit.testing import EmbeddedServer
 

@@ -14,8 +14,8 @@ from celery_ratelimit.backlog.backlog_contents import OccupiedBucketCache
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
 from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE
-from celery_ratelimit.limiter.decision_counts import DecisionCounter
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.report_counts import DecisionCounter
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker import gate

@@ -14,8 +14,8 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.store_calls.store_calls import asked
+from celery_ratelimit.worker.next_action import Park
 from celery_ratelimit.worker.parking_batch import ParkingBatch, PendingPark
-from celery_ratelimit.worker.rules import Park
 
 API = LimitRequest(Limit("100/s", name="api"), "api")
 

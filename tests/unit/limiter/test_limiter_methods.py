@@ -72,9 +72,9 @@ def test_public_attributes_of_a_limiter() -> None:
 
 def test_public_types_are_importable() -> None:
     import celery_ratelimit
-    from celery_ratelimit.counts.figures import Stats
+    from celery_ratelimit.counts.stats import Stats
     from celery_ratelimit.errors import StoreMisconfigured
-    from celery_ratelimit.limiter.stored_settings import LimitConfig
+    from celery_ratelimit.limiter.setting_operations import LimitConfig
     from celery_ratelimit.limits.decision import LimitState
 
     for kind in (LimitConfig, LimitState, Stats, StoreMisconfigured):

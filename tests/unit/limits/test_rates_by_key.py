@@ -17,8 +17,8 @@ from celery_ratelimit.backlog.scripts import weights_text
 from celery_ratelimit.limiter.call_requests import demands_of
 from celery_ratelimit.limiter.limit_request import each_bucket_once
 from celery_ratelimit.limiter.resolve_request import RequestResolver
-from celery_ratelimit.limits import rates
-from celery_ratelimit.limits.rates import has_other_answers, limit_of_key
+from celery_ratelimit.limits import key_rates
+from celery_ratelimit.limits.key_rates import has_other_answers, limit_of_key
 from celery_ratelimit.operations.bucket_status import standings_of
 from celery_ratelimit.testing import EmbeddedServer
 
@@ -75,7 +75,7 @@ def test_key_that_is_no_text_is_an_error() -> None:
 
 def test_answers_are_cached_for_the_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, now = [], [100.0]
-    monkeypatch.setattr(rates.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(key_rates.time, "monotonic", lambda: now[0])
 
     def plan_of(key: str) -> str:
         asked.append(key)

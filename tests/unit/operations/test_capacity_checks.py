@@ -11,7 +11,7 @@ from celery_ratelimit import Limit
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.worker_display import pool_status
 from celery_ratelimit.app.survey import Owned
-from celery_ratelimit.counts.figures import Stats, User
+from celery_ratelimit.counts.stats import Stats, User
 from celery_ratelimit.operations.setup_checks import _cost, _server_of, _takes
 
 

@@ -14,11 +14,12 @@ from redis import exceptions
 from redis.sentinel import SentinelConnectionPool
 
 from celery_ratelimit import AsyncLimiter, ConfigurationError, StoreUnavailable
+from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.app.settings import settings_of
-from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.errors import StoreFull
 from celery_ratelimit.store import url as urls
-from celery_ratelimit.store.health import check_fitness, trouble
+from celery_ratelimit.store.startup_check import check_fitness
+from celery_ratelimit.store.store_errors import trouble
 from celery_ratelimit.store.url import async_client_of, client_of
 from tests.unit.apps import make_app
 

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, RateLimitError
+from celery_ratelimit.app.app_store import check_store
 from celery_ratelimit.app.settings import settings_of
-from celery_ratelimit.app.state import check_store
 from celery_ratelimit.store.url import SCHEMES
 from celery_ratelimit.store.url_text import without_password
 from tests.unit.apps import make_app

@@ -8,7 +8,7 @@ from celery_ratelimit import Limit
 from celery_ratelimit.backlog.tuning import RETURN_AHEAD
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.worker.expected_turns import ExpectedTurns
-from celery_ratelimit.worker.rules import Park
+from celery_ratelimit.worker.next_action import Park
 from tests.unit.backlog.test_known_turns import message
 
 NOW = 100.0

@@ -10,13 +10,13 @@ import pytest
 from celery_ratelimit.worker import queue_processor, request_queues
 from celery_ratelimit.worker.capacity import PoolCapacity
 from celery_ratelimit.worker.expected_turns import ExpectedTurns
+from celery_ratelimit.worker.next_action import Start
 from celery_ratelimit.worker.pool_scheduler import PoolScheduler
 from celery_ratelimit.worker.queue_processor import QueueProcessor
 from celery_ratelimit.worker.request import PendingRequest, State
 from celery_ratelimit.worker.request_queue import LimitQueue
 from celery_ratelimit.worker.request_queues import QueueTimers
 from celery_ratelimit.worker.request_resources import RequestResources
-from celery_ratelimit.worker.rules import Start
 
 NOW = 100.0
 

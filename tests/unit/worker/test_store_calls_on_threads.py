@@ -11,9 +11,9 @@ from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.store_calls.store_calls import Reply
 from celery_ratelimit.worker import parking_batch
+from celery_ratelimit.worker.next_action import DropDuplicate
 from celery_ratelimit.worker.parking_batch import BYTES, MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
-from celery_ratelimit.worker.rules import DropDuplicate
 from tests.parks import EMPTY
 from tests.unit.worker.gate_bench import Bench, Lost, Request, ends
 

@@ -10,9 +10,9 @@ from ..errors import ConfigurationError, StoreUnavailable
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
 from ..store import url
-from ..store.health import is_no_store
+from ..store.store_errors import is_no_store
 from ..store.url_text import without_password
-from .kept import is_kept, kept
+from .app_attributes import is_kept, kept
 from .settings import settings_of
 
 __all__ = ["check_store", "check_url", "leases_of", "limiter_of"]

@@ -15,12 +15,12 @@ from ..store_calls.store_clock import StoreClock
 from .admission import POLL_INTERVAL
 from .deduplication import Deduplication
 from .flow_control import HeldRequests
+from .next_action import Action, BlockQueue, DropDuplicate, Fail, GiveUp, Park, Republish, RetryAt, Start, StartAt
+from .outcome_reports import Reporter, ThrottleReport, outcome_of
 from .parking_batch import ParkingBatch, PendingPark
-from .reporting import Reporter, ThrottleReport, outcome_of
 from .request import PendingRequest
 from .request_queue import LimitQueue, permit_interval
 from .request_resources import RequestResources
-from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, Park, Republish, RetryAt, Start, StartAt
 
 __all__ = ["Actions"]
 

@@ -17,8 +17,8 @@ from celery.app.task import Context
 from celery.worker.request import Request
 
 from celery_ratelimit import RateLimitedTask
-from celery_ratelimit._celery import final_states, requests
-from celery_ratelimit._celery.final_states import DEADLINE, SLOW, STALLED, FinalStates
+from celery_ratelimit._celery import end_without_run, requests
+from celery_ratelimit._celery.end_without_run import DEADLINE, SLOW, STALLED, FinalStates
 
 
 def body() -> None: ...
@@ -91,7 +91,7 @@ class Loop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     made = Loop()
-    monkeypatch.setattr(final_states, "monotonic", lambda: made.now)
+    monkeypatch.setattr(end_without_run, "monotonic", lambda: made.now)
     yield made
     made.states._waiting.put(None)
 
@@ -168,7 +168,7 @@ def test_hanging_backend_ends_tasks_at_the_deadline(loop: Loop, hangs: Hang, cap
 def test_number_of_waiting_states_is_bounded(
     loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(final_states, "MAX_WAITING", 3)
+    monkeypatch.setattr(end_without_run, "MAX_WAITING", 3)
     begin(loop, hangs, Ending("hangs"))
     requests = [Ending(str(number)) for number in range(5)]
     loop.now += STALLED
@@ -192,7 +192,7 @@ def test_slow_backend_that_answers_ends_no_task_early(loop: Loop, hangs: Hang) -
 def test_stopping_worker_waits_briefly_for_states(
     loop: Loop, hangs: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(final_states, "LAST_STATES", 1e-3)
+    monkeypatch.setattr(end_without_run, "LAST_STATES", 1e-3)
     stored, left = Ending("1"), Ending("2")
     loop.end(stored, lambda: None)
     call = loop.calls.get(timeout=20)  # the loop has ended before its turn

@@ -1,4 +1,4 @@
-"""What there is to be seen: asked of the store, on threads, by the functions on which the command line stands."""
+"""What the pages read from the store, on threads, by the same functions as the command line."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from celery import Celery
 
 from ..app.app_limits import limits_of_app
+from ..app.app_store import limiter_of
 from ..app.settings import settings_of
-from ..app.state import limiter_of
 from ..errors import ConfigurationError, StoreUnavailable
-from ..operations.operator_actions import ParkingLots
+from ..operations.parked_tasks import ParkingLots
 from ..words import plain
 from .changes import change
 from .one import limit, parked
 from .table import table
 
-__all__ = ["Looks"]
+__all__ = ["PageQueries"]
 
 
-class Looks:
-    """Looks at an app's limits, and changes them.
+class PageQueries:
+    """Reads an app's limits from the store for the pages, and changes them.
 
     Args:
         app: the app; its tasks have to be imported.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Adaptive, Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.stored_settings import _NOT_STORED
-from celery_ratelimit.limits.stored import limit_stored, limit_to_store
+from celery_ratelimit.limiter.setting_operations import _NOT_STORED
+from celery_ratelimit.limits.stored_settings import limit_stored, limit_to_store
 
 RESERVE = Limit("10/s", burst=10, priority_reserve={0: 0.2}, cost=3)
 

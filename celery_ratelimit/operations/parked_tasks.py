@@ -22,10 +22,10 @@ from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError, shown
 from ..limits.any_limit import AnyLimit
-from ..names import no_such_limit
+from ..name_suggestions import no_such_limit
 from .backlogs import weights_of
-from .lots import ParkingLot, lots_of, read_lots, tasks_in_order
 from .overview import overview
+from .read_parking_lots import ParkingLot, lots_of, read_lots, tasks_in_order
 from .task_lookup import PATIENCE, Explanation, explain
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parked_page", "take_out"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.app.declared_limits import declare
+from celery_ratelimit.app.limit_conflicts import declare
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.store.keys import declared_key
 from celery_ratelimit.testing import clear_memory

@@ -14,7 +14,7 @@ from celery import Celery
 from ..backlog.backlog import backlog_of
 from ..backlog.messages import Bucket, LotSnapshot, Parked, decoded, several
 from ..limits.any_limit import AnyLimit
-from ..limits.weights import USUAL
+from ..limits.share_weights import USUAL
 from ..store.resp import text
 from .backlogs import count_tasks, weights_of
 from .bucket_status import BucketStatus, standings_of

@@ -1,4 +1,4 @@
--- key_settings: keys of limits that have a pause or a rate of their own. Writes nothing.
+-- keys_with_settings: keys of limits that have a pause or a rate of their own. Writes nothing.
 --
 -- KEYS   of each limit the set of these, see include/change_config.lua
 -- ARGV   1  most    keys of one limit that are listed

@@ -16,9 +16,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.upstream_methods import Paused
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker.admission import claim, max_lookahead
-from celery_ratelimit.worker.request import PendingRequest, State
-from celery_ratelimit.worker.request_queue import LEAST_PAUSE, LimitQueue
-from celery_ratelimit.worker.rules import (
+from celery_ratelimit.worker.next_action import (
     BUNCHED,
     NOTIFICATION_TIMEOUT,
     RETURN_HOLD,
@@ -39,6 +37,8 @@ from celery_ratelimit.worker.rules import (
     refused,
     without_store,
 )
+from celery_ratelimit.worker.request import PendingRequest, State
+from celery_ratelimit.worker.request_queue import LEAST_PAUSE, LimitQueue
 from celery_ratelimit.worker.upstream_returns import put_back
 
 NOW = 1000.0

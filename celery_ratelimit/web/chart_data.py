@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..counts.figures import Moment, Stats
+from ..counts.stats import Moment, Stats
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..limits.stored import Change
+from ..limits.stored_settings import Change
 from ..operations.wording import history_row
 from ..words import clock
 

@@ -1,7 +1,7 @@
 """Decides what happens to a request next: pure functions, so that every rule is a row of a table in the tests.
 
 A rule is applied three times: before the store is asked, when it has answered, and when the time of the request has
-come. :mod:`~celery_ratelimit.worker.actions` carries out the action that it returns.
+come. :mod:`~celery_ratelimit.worker.perform_action` carries out the action that it returns.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from ..limits.any_limit import AnyLimit
 from ..limits.breaker import Breaker
 from ..limits.concurrency import NO_SHADOW, Concurrency
 from ..limits.priority_reserve import MILLION
-from ..limits.stored import Change, LimitConfig, Stored, WeightConfig, limit_stored, limit_to_store
-from ..limits.weights import USUAL, check_weight
+from ..limits.share_weights import USUAL, check_weight
+from ..limits.stored_settings import Change, LimitConfig, Stored, WeightConfig, limit_stored, limit_to_store
 from ..store.keys import (
     bucket_key,
     bucket_keys,

@@ -8,13 +8,13 @@ import secrets
 import time
 from http.cookies import CookieError, SimpleCookie
 
-__all__ = ["COOKIE", "LASTS", "Keys"]
+__all__ = ["COOKIE", "LASTS", "Sessions"]
 
 #: What the cookie that holds a session is called, with the port; and the seconds for which it is good.
 COOKIE, LASTS = "celery_ratelimit_session", 12 * 3600
 
 
-class Keys:
+class Sessions:
     """Identifies requests, and forms of this server.
 
     A session is the time at which it ends, signed: the token itself is never in a cookie, which other servers of the

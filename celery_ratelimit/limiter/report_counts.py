@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..counts.counter import Counter
-from ..counts.figures import Stats, read_stats
+from ..counts.stats import Stats, read_stats
 from ..counts.tally import MOST_USERS, Part, wire_of
 from ..errors import StoreUnavailable
 from ..limits.decision import Decision

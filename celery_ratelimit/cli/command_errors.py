@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
-from ..names import IMPORT_HINT, plain
+from ..name_suggestions import IMPORT_HINT, plain
 
 __all__ = ["Commands", "app_of"]
 
@@ -69,7 +69,7 @@ def _store(ctx: click.Context) -> str:
 def app_of(ctx: click.Context) -> Any:
     """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
     from ..app.app_limits import limits_of_app
-    from ..app.loading import import_tasks
+    from ..app.import_tasks import import_tasks
     from ..app.store_address import check_broker_url
 
     app = ctx.obj.app

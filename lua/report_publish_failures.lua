@@ -1,4 +1,4 @@
--- publish_failures: a worker reports tasks that it could not publish, and tasks that it has published since; the reply lists all failures.
+-- report_publish_failures: a worker reports tasks that it could not publish, and tasks that it has published since; the reply lists all failures.
 --
 -- KEYS   1  failures  hash, "<limit> NUL <queue> NUL <task's id, or nothing>" -> "<us of the first> <us of the last> <error>"
 -- ARGV   1  kept      us: for how long a failure that is not reported again is kept

@@ -8,13 +8,13 @@ from typing import Any
 from ..feedback import MAX_PAUSE, Feedback, read_response
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..limits.rates import limit_of_key
+from ..limits.key_rates import limit_of_key
 from ..store.keys import short
 from .argument_checks import length_of
-from .decision_counts import count_upstream
 from .limit_request import LimitRequest
 from .operation import Operation, limiter_method
-from .stored_settings import note_of
+from .report_counts import count_upstream
+from .setting_operations import note_of
 from .upstream_methods import MAX_PAUSE as LONGEST_UNSAID
 from .upstream_methods import UpstreamMethods, report_throttle
 

@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..names import plain
+from ..name_suggestions import plain
 
 __all__ = ["import_tasks"]
 

@@ -1,4 +1,4 @@
--- cancel: give back the permits of a reservation, as far as the limit is not exceeded by that. Once for each id.
+-- cancel_reservation: give back the permits of a reservation, as far as the limit is not exceeded by that. Once for each id.
 --
 -- KEYS   four per limit, see include/read_limits.lua; then one per limit: its ids, see reserve.lua; then one per limit: what was
 --        touched, see include/mark_for_recheck.lua
