@@ -252,6 +252,7 @@ def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
         plan_of(task, app=make_app(), limits="1/s", coalesce="newest", coalesce_key="{line.x}")
 
 
+@dataclasses.dataclass
 class Unresolved:
     part: "Elsewhere"  # type: ignore[name-defined] # noqa: F821
 
