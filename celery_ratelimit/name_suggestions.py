@@ -18,7 +18,7 @@ _MOST = 20
 
 def near(name: str, known: Iterable[str]) -> str:
     """Similar names, as a question; ``""``: none."""
-    close = difflib.get_close_matches(name, sorted(known), n=3)
+    close = difflib.get_close_matches(name, sorted(known))
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 

@@ -79,7 +79,7 @@ def _is_misspelt(overflow: str, app: Any) -> bool:
     """Whether ``overflow`` is probably no queue's name: "wait", or similar to "fail", and unknown to the app."""
     if overflow in OVERFLOWS or overflow in app.amqp.queues:
         return False
-    return overflow in THROTTLES or bool(difflib.get_close_matches(overflow.lower(), OVERFLOWS, n=1, cutoff=0.7))
+    return overflow in THROTTLES or bool(difflib.get_close_matches(overflow.lower(), OVERFLOWS, cutoff=0.7))
 
 
 def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
@@ -147,8 +147,7 @@ def misspelt_options(task: Any) -> dict[str, str]:
     """Attributes of a task that are named nearly as one of the options: each with that option."""
     given: dict[str, Any] = {}
     for cls in type(task).__mro__:
-        if all(hasattr(cls, option) for option in OPTIONS) and not vars(cls).keys() >= set(OPTIONS):
-            given.update(vars(cls))
+        given.update(vars(cls))
     found = {}
     for name, value in given.items():
         if name not in OPTIONS and name not in _CELERYS and not name.startswith("_") and not callable(value):

@@ -227,7 +227,7 @@ def _refuse_unknown(app: Celery) -> None:
 def _written(app: Celery) -> Iterator[tuple[str, str]]:
     """The ``ratelimit_*`` settings of an app: each name as written, and the setting's own name."""
     app.conf.get("ratelimit_url")  # loads what is lazy
-    namespace = app.conf.prefix or ""
+    namespace = app.conf.prefix
     for mapping in app.conf.maps:
         for written in map(str, mapping):
             name = written

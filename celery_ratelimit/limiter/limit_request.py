@@ -87,7 +87,7 @@ class LimitRequest:
     @cached_property
     def leaves_in_record(self) -> int | None:
         """The field ``leaves`` of a parked task's record: ``lua/take_due.lua`` reserves its slot with it."""
-        if self.leaves is None or self.limit.priority_reserve is None:
+        if self.leaves is None:
             return None
         return -int(self.limit.wire(self.cost, self.leaves)[5])
 

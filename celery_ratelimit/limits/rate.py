@@ -61,7 +61,7 @@ def parse_rate(text: str, headroom: float = 0.0) -> Rate:
     return _parse_rate(text, Fraction(str(headroom)))
 
 
-def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False) -> Rate:
+def parse_window(text: str, headroom: float, *, keep_period: bool) -> Rate:
     """Read a rate that :func:`parse_rate` has read as a count in a window: ``"1000/h"`` is 1,000 in an hour.
 
     The headroom makes the window longer; with ``keep_period`` it makes the count smaller.

@@ -51,7 +51,7 @@ function fixed_window.read(limit, now)
         elseif from >= limit.start + limit.period then
             limit.start = from
         end
-        limit.used = min(limit.used, limit.forgiven + limit.count * max(1, floor(FAR_US / limit.period)))
+        limit.used = min(limit.used, limit.forgiven + limit.count * floor(FAR_US / limit.period))
     end
     roll(limit, now)
 end
@@ -75,7 +75,7 @@ end
 
 if CORRECTS then
     function fixed_window.charge(limit, now, permits)
-        limit.used = min(limit.used + permits, limit.forgiven + limit.count * max(1, floor(FAR_US / limit.period)))
+        limit.used = min(limit.used + permits, limit.forgiven + limit.count * floor(FAR_US / limit.period))
     end
 
     function fixed_window.give_back(limit, now, at, permits)

@@ -102,7 +102,7 @@ if CORRECTS then
             if tonumber(entry[1]) ~= time then return end
             local back = min(permits, tonumber(entry[2]))
             limit.total, permits = limit.total - back, permits - back
-            if back > 0 then call('LSET', limit.state_key, int(2 + 2 * below), int(entry[2] - back)) end
+            call('LSET', limit.state_key, int(2 + 2 * below), int(entry[2] - back))
             below = below + 1
         end
     end

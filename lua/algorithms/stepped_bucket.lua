@@ -37,7 +37,7 @@ local function change(limit, at, burst, count, period)
 end
 
 local function cap(limit)
-    limit.tokens = max(limit.tokens, limit.burst - limit.count * max(1, floor(FAR_US / limit.period)))
+    limit.tokens = max(limit.tokens, limit.burst - limit.count * floor(FAR_US / limit.period))
 end
 
 function stepped_bucket.advance(limit, now)

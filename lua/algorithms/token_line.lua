@@ -186,7 +186,7 @@ function token_bucket.reserve(limit, now, id, joint, latest)
     end
     if gap or limit.among and not limit.late and not limit.passes then
         local function note_gap(start, stop)
-            if stop - start >= limit.whole + min(1, limit.part) then
+            if stop - start >= limit.whole then
                 call('ZADD', limit.slots_key, int(stop - GAP), '\0' .. int(start))
             end
         end

@@ -231,7 +231,7 @@ def limits(draw: st.DrawFn, name: str, only: Sequence[str] = ()) -> Limit:
     if kind == "leaky_bucket":
         return Limit(rate, algorithm=kind, capacity=draw(st.none() | st.integers(0, 3)), name=name)
     if kind == "stepped_bucket":
-        count = parse_window(rate).count
+        count = parse_window(rate, 0.0, keep_period=False).count
         return Limit(rate, burst=draw(st.just(burst) | st.integers(count, 2 * count)), refill="interval", name=name)
     if kind == "warm_up":
         return Limit(rate, burst=burst, warmup=draw(st.sampled_from([0.003, 0.5, 1.0, 2.3, 10.0])), name=name)

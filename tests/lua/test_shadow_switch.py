@@ -58,6 +58,7 @@ def test_limit_in_force_again_starts_full(frozen: Limiter, clock: Clock, store: 
 def test_switch_shows_author_time_and_reason(frozen: Limiter, clock: Clock) -> None:
     assert frozen.set_shadow("api", True, by="ann@host", reason="a trial", force=True)
     assert not frozen.set_shadow("api", True, by="bob@host", force=True), "as it was"
+    assert frozen.config(Limit("1/s", name="in code", shadow=True)).shadow
     config = frozen.config("api")
     assert config.shadow
     assert config.stored_shadow == StoredShadow(True, START / 1e6, "ann@host", "a trial")

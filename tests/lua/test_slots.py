@@ -127,6 +127,56 @@ def test_gap_narrower_than_a_permit_by_a_fraction_is_not_used(frozen: Limiter, c
     assert line.ask("", at=0.333335).allowed is True
 
 
+@pytest.mark.parametrize(
+    ("rate", "burst", "taken", "slow", "joint", "free"),
+    [
+        ("1/s", 1, 1, "1/2s", 2.0, 1.0),
+        ("3/s", 2, 2, "1/s", 1.0, 0.333334),  # the gap begins after two thirds of a second
+        ("3/s", 1, 1, "1/0.666667s", 0.666667, 1.000001),  # a third of a microsecond is missing
+    ],
+)
+def test_gap_is_used_if_a_permit_fits(
+    frozen: Limiter, rate: str, burst: int, taken: int, slow: str, joint: float, free: float
+) -> None:
+    both, alone = [demand(rate, burst=burst), demand(slow, name="slow")], [demand(rate, burst=burst)]
+    assert frozen._asker.ask([demand(rate, burst=burst, cost=taken), both[1]]).allowed
+    assert answer(frozen._asker.ask(both, id="joint", claim=1e6)) == (False, us(joint))
+    assert answer(frozen._asker.ask(alone, id="a", claim=1e6)) == (False, us(free))
+
+
+@pytest.mark.parametrize(("cost", "free"), [(2, 3.0), (3, 7.0)])
+def test_gap_is_used_if_the_cost_fits(frozen: Limiter, cost: int, free: float) -> None:
+    both = [demand("1/s", burst=3), demand("1/3s", name="slow")]
+    assert frozen._asker.ask([demand("1/s", burst=3, cost=3), both[1]]).allowed
+    assert [answer(frozen._asker.ask(both, id=id, claim=1e6)) for id in "ab"] == [(False, us(3.0)), (False, us(6.0))]
+    wanted = [demand("1/s", burst=3, cost=cost)]
+    assert answer(frozen._asker.ask(wanted, id="c", claim=1e6)) == (False, us(free)), "the gap lasts from 4 to 6"
+
+
+def test_no_gap_is_noted_where_none_is(line: Line, store: redis.Redis) -> None:
+    same = [*line.wanted, demand("1/s", name="same")]
+    assert line.limiter._asker.ask(same, id="a", claim=1e6).retry_after == 1.0
+    assert store.zrange(SLOTS, 0, -1) == ["a"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_newcomer_of_two_limits_asks_again_when_the_line_is_over(frozen: Limiter, clock: Clock, order: int) -> None:
+    line = Line(frozen, clock, "10/s", burst=5)
+    assert line.asks("a") == (False, 0.1)
+    line.wanted = [*line.wanted, demand("1/s", burst=9, name="open")][::order]
+    assert line.asks("", at=0.25) == (False, 0.35), "permits are there, and the first of them is for a"
+    assert line.asks("", at=0.6) == (True, 0.0)
+
+
+def test_line_that_has_passed_is_deleted_once(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    line = Line(frozen, clock, "3/s")
+    line.ask("a")
+    assert line.ask("", at=0.7).allowed
+    store.config_resetstat()
+    assert line.ask("", at=1.1).allowed
+    assert "cmdstat_del" not in store.info("commandstats")
+
+
 # -- Requests that find no permit at their slots: because of a pause, or as others used more than they took ------------
 
 

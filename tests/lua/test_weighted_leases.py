@@ -199,6 +199,25 @@ def test_freed_permits_are_kept_for_the_first_waiter(frozen: Limiter, clock: Clo
     assert ask(frozen, "small", 1)
 
 
+def test_request_goes_if_there_are_enough_beside_the_kept_permits(frozen: Limiter) -> None:
+    hold(frozen, 8)
+    assert not ask(frozen, "large", 3)
+    assert release(frozen, "held 0", 1)
+    assert release(frozen, "held 1", 1)
+    assert ask(frozen, "small", 1), "three are kept, one is left"
+    assert not ask(frozen, "next", 1)
+    assert ask(frozen, "large", 3)
+
+
+def test_request_that_waited_before_the_large_one_goes_first(frozen: Limiter, clock: Clock) -> None:
+    hold(frozen, 10)
+    assert not ask(frozen, "small", 1)
+    clock.advance(0.001)
+    assert not ask(frozen, "large", 8)
+    assert release(frozen, "held 0", 1)
+    assert ask(frozen, "small", 1)
+
+
 def test_first_of_several_large_requests_goes_first(frozen: Limiter, clock: Clock) -> None:
     hold(frozen, 5)
     for id, cost in (("one", 8), ("two", 6), ("three", 7)):
@@ -327,6 +346,8 @@ def test_permits_are_held_for_a_waiting_caller(frozen: Limiter, clock: Clock) ->
     assert left(frozen) == 6
     assert hand_over(frozen, "small", cost=1, ended=(("b", 4),)) == [True], "eight are held for the other one"
     assert left(frozen) == 1
+    assert ask(frozen, "newcomer", 1), "and not kept once more"
+    assert release(frozen, "newcomer", 1)
     assert hand_over(frozen, "large", cost=8, ear="@") == [True]
     assert left(frozen) == 1
     assert hand_over(frozen, "next", "third", cost=8, ended=(("large", 8),)) == [True, False], "in one step"

@@ -56,7 +56,7 @@ TESTS = {
     "worker/capacity.py": "unit/worker/test_capacity.py unit/worker/test_briefer_tasks.py",
     "worker/expected_turns.py": "unit/worker/test_expected_turns.py unit/worker/test_capacity.py "
     "unit/worker/test_briefer_tasks.py",
-    "worker/next_action.py": "unit/worker/test_next_action.py",
+    "worker/next_action.py": "unit/worker/test_next_action.py unit/worker/test_expected_turns.py",
 }
 #: Of pytest: without tests that start a process, which would load the unchanged code; with packages that are imported
 #: before it starts.

@@ -72,6 +72,7 @@ def test_recorded_responses_are_read(recorded: Recorded) -> None:
         ("7.66s", 7.66),
         ("250µs", 0.00025),
         ("2026-01-01T00:01:00Z", 60.0),
+        ("2026-01-01T00:00:00.5Z", 0.5),
         ("2026-01-01T01:01:00.5+01:00", 60.5),
         ("2026-01-01T01:01:00+0100", 60.0),
         ("2026-01-01 00:01", 60.0),
@@ -118,6 +119,7 @@ def test_tightest_of_several_quotas_counts() -> None:
     assert read_headers({**headers, "X-RateLimit-Remaining": "1"}, NOW) == Feedback(remaining=1, reset_after=500.0)
     assert read_headers({**headers, "X-RateLimit-Remaining": "?"}, NOW) == Feedback(remaining=1, reset_after=5.0)
     assert read_headers({"X-RateLimit-Remaining": "5, 3"}, NOW) == Feedback(remaining=3)
+    assert read_headers({"RateLimit": '"a";r=1;t=5, "b";r=1;t=50'}, NOW) == Feedback(remaining=1, reset_after=50.0)
     assert read_headers({"X-RateLimit-Remaining": "5, -1"}, NOW) == Feedback(), "no quota applies"
     assert read_headers({"X-RateLimit-Limit": "100"}, NOW) == Feedback(), "nothing is known of what is left"
     assert read_headers({"RateLimit": "daily;r=5;t=9"}, NOW) == Feedback(remaining=5, reset_after=9.0)

@@ -144,23 +144,6 @@ def test_quotas_are_written_as_in_settings(either: EitherLimiter) -> None:
     assert either.config("gpu").code == Concurrency(4, lease=30)
 
 
-@pytest.mark.parametrize(
-    ("quotas", "why"),
-    [
-        ({"stripe": "a lot"}, r"quotas\['stripe'\]: .*'a lot'"),
-        ({"stripe": "5 per fortnight"}, r"quotas\['stripe'\]: cannot read the rate '5 per fortnight'"),
-        ({"stripe": 100}, r"quotas\['stripe'\]: 100 is not a limit"),
-        ({"stripe": {"rate": "1/s", "brust": 2}}, r"quotas\['stripe'\]: .*brust"),
-        ({"stripe": None}, "None is not a limit"),
-        (["stripe"], r"quotas=\['stripe'\] must be a mapping"),
-    ],
-)
-def test_invalid_quota_is_an_error_at_once(quotas: Any, why: str) -> None:
-    for kind in (Limiter, AsyncLimiter):
-        with pytest.raises(ConfigurationError, match=why):
-            kind.from_url("redis://nowhere", quotas=quotas)  # type: ignore[attr-defined]
-
-
 # -- An app's ----------------------------------------------------------------------------------------------------------
 
 

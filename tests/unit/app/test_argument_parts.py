@@ -215,6 +215,8 @@ def test_arguments_that_no_limit_reads_are_not_validated() -> None:
 )
 def test_unknown_part_of_a_model_is_refused(key: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
+        Limiter.from_url("memory://").limited(Limit("1/s", name="a", key=key))(model_task)
+    with pytest.raises(ConfigurationError, match=why):
         plan_of(model_task, pydantic=True, limits=Limit("1/s", key=key))
     plan_of(model_task, app=make_app(), limits=Limit("1/s", key=key))  # dicts, which may have any keys
 
@@ -227,7 +229,7 @@ def test_known_part_of_a_model_is_accepted() -> None:
 
 def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
     def task(
-        line: Line,
+        line: "Line",
         row: Annotated[Row, "x"],
         rows: Sequence[Row],
         by_id: dict[str, Line],
@@ -237,6 +239,7 @@ def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
 
     for good in (
         *("{line.sku}", "{line.row.tenant_id}", "{row[lines][0].sku}", "{rows[3].tenant_id}", "{by_id[7].sku}"),
+        "{rows.first.x}",
         *("{either.color}", "{rest[0].tenant_id}"),
     ):
         plan_of(task, app=make_app(), limits=Limit("1/s", key=good))
@@ -249,9 +252,14 @@ def test_dataclasses_typed_dicts_and_containers_are_checked() -> None:
         plan_of(task, app=make_app(), limits="1/s", coalesce="newest", coalesce_key="{line.x}")
 
 
+@dataclasses.dataclass
+class Unresolved:
+    part: "Elsewhere"  # type: ignore[name-defined] # noqa: F821
+
+
 @pytest.mark.parametrize(
     "annotation",
-    [dict, list, Any, typing.Dict, typing.List, typing.Mapping, str, "str | int", "Elsewhere"],  # noqa: UP006
+    [Unresolved, dict, list, Any, typing.Dict, typing.List, typing.Mapping, str, "str | int", "Elsewhere"],  # noqa: UP006
 )
 def test_annotation_without_known_fields_allows_any_part(annotation: Any) -> None:
     def task(order: Any) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
-from celery_ratelimit.app.plan import Plan, is_meant, make_plan
+from celery_ratelimit.app.plan import Plan, is_meant, make_plan, node_of
 from celery_ratelimit.app.settings import settings_of
 from tests.unit.apps import make_app, plan_of, requests_of
 
@@ -181,6 +181,10 @@ def test_the_same_limit_by_key_is_paid_once_a_key() -> None:
     plan = plan_of(charge, limits=[tenant, order])
     assert requests_of(plan, 7, "ann") == [("api", "ann", 1), ("api", "7", 1)]
     assert requests_of(plan, 7, "7") == [("api", "7", 1)]
+
+
+def test_node_of_a_worker_is_its_name() -> None:
+    assert node_of(make_app(), "one@host") == "one@host"
 
 
 def test_mappings_describe_limits() -> None:

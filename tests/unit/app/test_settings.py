@@ -165,6 +165,11 @@ def test_amazon_sqs_is_known_however_it_is_named(conf: dict[str, Any]) -> None:
     assert settings_of(app).return_queue_for("emails") == "emails-throttled"
 
 
+def test_return_queue_on_amazon_sqs_is_as_it_was_set() -> None:
+    app = make_app("sqs://", ratelimit_url=URL, ratelimit_return_queue="{queue}.back")
+    assert settings_of(app).return_queue_for("emails") == "emails.back"
+
+
 @pytest.mark.parametrize("template", ["{queue}.throttled", "back-{queue}", "{queue}", "a{queue}a"])
 def test_a_return_queue_is_its_own(template: str) -> None:
     settings = settings_of(make_app(URL, ratelimit_return_queue=template))

@@ -18,6 +18,7 @@ from kombu import Queue
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedMixin, RateLimitedTask
 from celery_ratelimit.app.app_limits import limits_of_app
+from celery_ratelimit.app.options import misspelt_options
 from celery_ratelimit.app.settings import has_limits, settings_of
 from celery_ratelimit.app.survey import forgotten, limits_shown
 from celery_ratelimit.worker.bootstep import GateStep
@@ -69,6 +70,12 @@ def test_meaningless_option_is_refused(conf: dict[str, Any], options: Any, messa
     task_of(app, **options)
     with pytest.raises(ConfigurationError, match=message):
         limits_of_app(app)
+
+
+def test_nearest_option_is_suggested_for_an_attribute_and_none_for_a_method() -> None:
+    app = make_app()
+    task_of(app, base=RateLimitedTask, coalesce_kye="{order_id}", limit=lambda self: "5/s")
+    assert misspelt_options(app.tasks["shop.charge"]) == {"coalesce_kye": "coalesce_key"}
 
 
 def test_quota_has_no_other_name_than_its_own() -> None:

@@ -31,6 +31,10 @@ def test_call_leaves_a_part_of_the_burst(
     assert (demand.passes, demand.leaves_in_record, demand.left(10)) == (passes, record, left)
 
 
+def test_call_leaves_nothing_without_a_reserve() -> None:
+    assert LimitRequest(RATE, "api").left(10**7) == 0
+
+
 def test_bucket_that_is_named_twice_is_charged_the_highest_cost() -> None:
     low, high, other = LimitRequest(RATE, "api", "a", 1), LimitRequest(RATE, "api", "a", 5), LimitRequest(RATE, "b")
     assert each_bucket_once([low, other, high]) == each_bucket_once([high, other, low]) == (high, other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit import ConfigurationError, Limit
+from celery_ratelimit import Concurrency, ConfigurationError, Limit
 from celery_ratelimit.limiter.resolve_request import RequestResolver
 
 QUOTAS: dict[str, Any] = {
@@ -104,6 +104,16 @@ def test_invalid_request_error_names_the_value(
     resolver.quotas["text"] = "5/s"  # type: ignore[assignment]
     with pytest.raises(ConfigurationError, match=error):
         resolver.demands(limits, **{"key": None, "cost": None, **options})
+
+
+def test_limit_of_a_task_is_found_by_its_name(resolver: RequestResolver) -> None:
+    resolver.others = lambda: {"mine": MINE}
+    assert resolver.code("mine", None, force=False) == ("mine", MINE)
+
+
+def test_reset_needs_no_cost(resolver: RequestResolver) -> None:
+    found = resolver.to_reset([MINE, Concurrency(5, name="gpu", cost="gpus")], None, None, force=False)
+    assert [each.cost for each in found] == [1, 1]
 
 
 def test_unknown_limit_error_suggests_a_known_one(resolver: RequestResolver) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit import Adaptive, Breaker, Concurrency, ConfigurationError, Limit
+from celery_ratelimit import Adaptive, AsyncLimiter, Breaker, Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limits.limit import ALGORITHMS
 
 #: Options of one algorithm: another value than the default, the algorithm.
@@ -64,9 +64,12 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "leaky_bucket", "capacity": -1}, r"capacity=-1 must be a whole number of at least 0"),
     ({"algorithm": "sliding_window", "sub_windows": 1001}, r"sub_windows=1001 is more than 1000, .*'sliding_log'"),
     ({"algorithm": "sliding_window", "sub_windows": 0}, rf"sub_windows=0 must be a {WHOLE}"),
-    ({"rate": "999999999/d", "algorithm": "sliding_window", "sub_windows": 1}, "raise sub_windows"),
+    *[
+        ({"rate": rate, "algorithm": "sliding_window", "sub_windows": windows}, "raise sub_windows")
+        for rate, windows in (("999999999/d", 1), ("600479911/900s", 60))
+    ],
     ({"warmup": -1}, r"warmup=-1 must be a number of seconds"),
-    ({"warmup": math.inf}, r"warmup=inf must be a number of seconds"),
+    *[({"warmup": value}, f"warmup={value} must be a number of seconds") for value in (math.inf, 1e9)],
     ({"warmup": 1, "debt": 1}, r"exclude one another"),
     ({"adaptive": "yes"}, "adaptive='yes' must be True, False or an Adaptive"),
     ({"breaker": 10}, "breaker=10 must be True, False or a Breaker"),
@@ -227,6 +230,23 @@ def test_invalid_adaptive_or_breaker_error_names_the_option(kind: Any, options: 
         kind(**options)
 
 
+@pytest.mark.parametrize(
+    ("quotas", "why"),
+    [
+        ({"stripe": "a lot"}, r"quotas\['stripe'\]: .*'a lot'"),
+        ({"stripe": "5 per fortnight"}, r"quotas\['stripe'\]: cannot read the rate '5 per fortnight'"),
+        ({"stripe": 100}, r"quotas\['stripe'\]: 100 is not a limit"),
+        ({"stripe": {"rate": "1/s", "brust": 2}}, r"quotas\['stripe'\]: .*brust"),
+        ({"stripe": None}, "None is not a limit"),
+        (["stripe"], r"quotas=\['stripe'\] must be a mapping"),
+    ],
+)
+def test_invalid_quota_is_an_error_at_once(quotas: Any, why: str) -> None:
+    for kind in (Limiter, AsyncLimiter):
+        with pytest.raises(ConfigurationError, match=why):
+            kind.from_url("redis://nowhere", quotas=quotas)  # type: ignore[attr-defined]
+
+
 def test_values_at_the_edge_are_valid() -> None:
     assert Limit("1/d", burst=13_031).burst == 13_031
     assert Concurrency(999_999_999, lease=0.1, cost=len).lease == 0.1
@@ -240,6 +260,7 @@ def test_values_at_the_edge_are_valid() -> None:
     assert Limit("5/s", algorithm="sliding_log", cost=5).most == 5
     assert Limit("1/s", algorithm="leaky_bucket", max_parked=5).max_parked == 5
     Limit("99999999/d", algorithm="sliding_window", sub_windows=1000)
+    Limit("600479910/900s", algorithm="sliding_window", sub_windows=60)
     Limit("99999999/d", algorithm="fixed_window")
     Limit("10/s", burst=2, priority_reserve={0: 0.5}, cost="tokens")
     whole = Limit("100/s", burst=10, cost=2.0).cost  # type: ignore[arg-type]

@@ -68,6 +68,11 @@ def test_rate_of_a_key(written: Any, key: str, rate: str, caplog: pytest.LogCapt
     assert has_other_answers(by_model(written)) is (type(written) is not dict)
 
 
+def test_key_with_the_rate_of_the_limit_has_the_limit_itself() -> None:
+    limit = by_model({"a": "5/m"})
+    assert limit_of_key(limit, "a") is limit
+
+
 def test_key_that_is_no_text_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"key=\[1\] must be a text"):
         RequestResolver({"tokens": by_model()}).plain("tokens", [1], None, None)  # type: ignore[arg-type]

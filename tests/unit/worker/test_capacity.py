@@ -133,14 +133,15 @@ def test_clear_forgets_requests_and_turns() -> None:
     made.turns.expect_queue("queue 1", "0.1", NOW + 0.5, NOW)
     made.turns.note_ready("queue 2", "0.1")
     made.clear()
-    assert made.free(NOW, "5") == 4
-    assert not made.reservations.times
     assert not any((made.turns._turns, made.turns._queues, made.turns._ready, made.turns._by_name))
+    assert not made.reservations.times
+    assert made.free(NOW, "5") == 4
 
 
 def test_permits_for_later_are_not_taken_again() -> None:
     """One of eight processes is reserved for now, and two permits are good later."""
     assert capacity(8, 8, grants=(0.0, 0.05, 0.06)).max_permits(NOW, "5") == 5
+    assert capacity(8, 0).max_permits(NOW, "5") == 1, "at least one"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,7 @@ def test_saturated_worker_listens_before_a_long_task_takes_its_last_process() ->
     made.note_saturated(NOW - 5, saturated=True)
     made.note_saturated(NOW, saturated=False)
     assert not made.has_for_permit(NOW + 0.01, "2")
+    assert made.has_for_permit(NOW + 0.01, "0.5"), "no long task"
     unlimited = {second: made.for_unlimited(NOW + second, "2", claims=0, turn=NEVER) for second in (0.01, LISTEN)}
     assert unlimited == {0.01: False, LISTEN: True}
     assert made.for_unlimited(NOW + 0.01, "0.5", claims=0, turn=NEVER), "no long task"

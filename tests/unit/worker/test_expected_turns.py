@@ -7,7 +7,7 @@ import pytest
 from celery_ratelimit import Limit
 from celery_ratelimit.backlog.tuning import RETURN_AHEAD
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.worker.expected_turns import ExpectedTurns
+from celery_ratelimit.worker.expected_turns import KEEP, ExpectedTurns
 from celery_ratelimit.worker.next_action import Park
 from tests.unit.backlog.test_known_turns import message
 
@@ -37,6 +37,7 @@ def test_expected_turn_lasts_until_its_task_returns_or_is_late() -> None:
         (Park(DEMAND, 0.5), 0.25, 0.5, 0.5),
         (Park(DEMAND, 1.5), 0.25, NEVER, 1.5),  # only in the backlog: its turn may come in another worker
         (Park(DEMAND, RETURN_AHEAD, only_behind=True), 0.25, NEVER, 0.25),  # the one before it
+        (Park(DEMAND, RETURN_AHEAD, only_behind=True), KEEP, NEVER, KEEP),
         (Park(DEMAND, RETURN_AHEAD, only_behind=True), 1.5, NEVER, NEVER),
     ],
 )
@@ -44,6 +45,7 @@ def test_expected_turn_of_a_parked_task(action: Park, interval: float, turn: flo
     turns = ExpectedTurns(float)
     turns.expect_parked("a", "0.01", action, interval, NOW)
     assert (turns.next(NOW), turns.next_briefer("2", NOW)) == (NOW + turn, NOW + parked)
+    assert turns.next(NOW, 2.0) == NOW + parked, "before a long task also parked ones count"
 
 
 def test_returning_task_is_expected_and_the_next_one_an_interval_later() -> None:
