@@ -26,6 +26,7 @@ from celery.result import AsyncResult
 from celery_ratelimit import Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import embedded_server
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, errors, until
 from tests.lua.windows import Start, check_every_window
 from tests.rabbitmq import RabbitMQ, find_server, running_node
@@ -105,7 +106,7 @@ def run(plan: Plan, node: RabbitMQ | None, directory: Path) -> None:
             fleet.sender.send_task("fuzzed", (index, f"t{index % plan.tenants}", pick.choice(plan.lengths)))
             for index in range(plan.tasks)
         ]
-        limiter, store = Limiter.from_url(limits.url), redis.Redis.from_url(limits.url)
+        limiter, store = Limiter.from_url(limits.url + PATIENT), redis.Redis.from_url(limits.url)
         for seconds, kind in plan.faults:
             time.sleep(seconds)
             index = pick.randrange(len(fleet.workers))
