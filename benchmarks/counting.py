@@ -18,7 +18,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.report_counts import DecisionCounter
 from celery_ratelimit.operations.bucket_status import recent_use
 from celery_ratelimit.testing import embedded_server
-from celery_ratelimit.worker.outcome_reports import Reporter
+from celery_ratelimit.worker.announce_outcomes import Reporter
 
 ROUNDS = 10
 

@@ -27,7 +27,7 @@ from .limits.adaptive import Adaptive
 from .limits.breaker import Breaker
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision, LimitState
-from .limits.limit import Limit
+from .limits.rate_limit import Limit
 from .limits.stored_settings import LimitConfig
 
 if TYPE_CHECKING:

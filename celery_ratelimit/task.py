@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from celery import Celery, Task
 
 from ._celery import call_when_body_ends, requests
+from .acquire_in_task import acquire_in_task, return_in_task
 from .app.app_store import leases_of, limiter_of
-from .app.outcomes import report_outcome
+from .app.breaker_outcomes import report_outcome
 from .app.permits import demands_in
 from .app.plan import plan_of
 from .errors import STORE_TROUBLES, ConfigurationError
 from .limiter.argument_checks import actual_costs, check_actual
-from .without_gate import acquire_in_task, return_in_task
 from .worker.bootstep import install
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]

@@ -5,7 +5,7 @@
 -- KEYS   see include/lot.lua
 -- ARGV   1  id        the store's id of the task
 --        2  key       text: of the bucket
---        3  weights   in the code, see include/turns.lua
+--        3  weights   in the code, see include/next_share.lua
 -- Reply  us of this clock; 'parked', 'aside' (no worker consumes its queue), 'leaving' (returned, and not confirmed to be at the broker)
 --        or ''; number of tasks parked before it, -1 if it is not parked; number of tasks parked in the parking lot; permits that all
 --        of these cost; then the stored text of the task, see include/task_record.lua, or ''; then the weight of its share, a text: 0: it has

@@ -16,7 +16,7 @@
 --        11+          these queues; for each parking lot the key of its bucket, text; then its limit, see include/read_limits.lua (each
 --                     message has its own cost; the limit's cost only shows with 0 that the limit is in shadow mode, see
 --                     include/let_pass_code_shadow.lua); then, for each limit that has weights or rates by key in the code, the number of its first parking
---                     lot, from 1, and the weights, see turns.lua (included if a limit is fair)
+--                     lot, from 1, and the weights, see next_share.lua (included if a limit is fair)
 -- Reply  for each processed parking lot: us until it is due again (-1: it is empty; 0: at once, as more tasks may be returned); 1 if
 --        the worker that last processed a parking lot of this limit had another limit in its code, else 0; then for each
 --        returned task: its id, us until its turn, its message
@@ -65,7 +65,7 @@ local function did(some)
 end
 
 local turns
---!fair turns.lua
+--!fair next_share.lua
 
 local function return_one(id, wait, known, message)
     work = work + 1

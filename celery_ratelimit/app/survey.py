@@ -11,7 +11,7 @@ from celery import Task
 
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
-from ..limits.rate import parse_rate
+from ..limits.parse_rate import parse_rate
 from ..limits.templates import check_arguments
 from ..name_suggestions import plain
 from .options import OVERFLOWS, has_options, misspelt_options

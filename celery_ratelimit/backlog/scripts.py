@@ -206,7 +206,7 @@ def park_results(reply: Sequence[Any]) -> list[ParkResult]:
 
 @lru_cache(maxsize=256)
 def weights_text(limit: AnyLimit) -> str:
-    """The weights of a limit's code, as ``lua/include/turns.lua`` reads them; empty if the limit has none.
+    """The weights of a limit's code, as ``lua/include/next_share.lua`` reads them; empty if the limit has none.
 
     An ``r`` before it: the rates go by key, and the number alone says whether the limit has changed in the code.
     """

@@ -12,8 +12,8 @@ from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.key_rates import whole_limit
-from ..limits.limit import Limit
 from ..limits.priority_reserve import MILLION
+from ..limits.rate_limit import Limit
 from ..store.keys import short
 from ..store.resp import bulk
 

@@ -16,7 +16,7 @@ __all__ = ["read_config", "read_shadow", "read_stored"]
 
 
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
-    """Read the reply of ``lua/config.lua``."""
+    """Read the reply of ``lua/read_config.lua``."""
     now, *texts = map(text_of, reply)
     code = None if code is None else limit_of_key(code, key, ask=False)
     found = [read_stored(text, int(now)) for text in texts[:2]]

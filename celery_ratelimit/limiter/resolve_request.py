@@ -11,8 +11,8 @@ from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
 from ..limits.key_rates import limit_of_key
-from ..limits.limit import Limit
 from ..limits.parse_limit import quotas_of
+from ..limits.rate_limit import Limit
 from ..limits.templates import cost_of, key_of
 from ..name_suggestions import IMPORT_HINT, near, no_such_limit
 from ..store.keys import short

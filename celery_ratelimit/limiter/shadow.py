@@ -11,7 +11,7 @@ from ..counts.shadow_report import ShadowReport, read_shadow_report
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision, LimitState
-from ..limits.limit import Limit
+from ..limits.rate_limit import Limit
 from ..limits.stored_settings import StoredShadow
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys

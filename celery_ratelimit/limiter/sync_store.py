@@ -13,11 +13,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RateLimitError, StoreMisconfigured, StoreUnavailable
 from ..limits.decision import Decision
+from ..store.choose_link import link_to
 from ..store.cluster import ClusterLink
 from ..store.connection_diagnosis import addresses_of, mend_by_asking
 from ..store.keys import bucket_key
 from ..store.link import Link
-from ..store.links import link_to
 from ..store.script import Script
 from ..store.startup_check import check_fitness
 from ..store.store_errors import STORE_ERRORS, out_of_reach, trouble

@@ -10,7 +10,7 @@ from ..errors import ConfigurationError, shown
 from ..feedback import LONGEST_RETRY_AFTER
 from ..limits.any_limit import AnyLimit
 from ..limits.key_rates import limit_of_key
-from ..limits.limit import Limit
+from ..limits.rate_limit import Limit
 from ..store.keys import bucket_key, changes_key, history_key, key_settings_key, short, touched_key
 from ..store.resp import bulk
 from .admin_methods import AdminMethods

@@ -2,6 +2,6 @@
 
 from .any_limit import AnyLimit
 from .concurrency import Concurrency
-from .limit import Limit
+from .rate_limit import Limit
 
 __all__ = ["AnyLimit", "Concurrency", "Limit"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigurationError, shown
-from .rate import Rate
+from .parse_rate import Rate
 
 __all__ = ["WINDOWS", "check_exact", "check_room_for_costs"]
 

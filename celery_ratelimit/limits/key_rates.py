@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, shown
 from .any_limit import AnyLimit, is_number
 
 if TYPE_CHECKING:
-    from .limit import Limit
+    from .rate_limit import Limit
 
 __all__ = ["EVERY_OTHER", "Rates", "has_other_answers", "limit_of_key", "rates_of", "whole_limit"]
 

@@ -8,7 +8,7 @@ from ..errors import ConfigurationError, shown
 from .any_limit import is_number
 
 if TYPE_CHECKING:
-    from .limit import Limit
+    from .rate_limit import Limit
 
 __all__ = ["check_options", "switch_of"]
 

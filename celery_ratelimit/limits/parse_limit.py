@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigurationError, shown
 from .any_limit import AnyLimit, check_quota
 from .concurrency import Concurrency
-from .limit import Limit
+from .rate_limit import Limit
 
 __all__ = ["limit_of", "named", "quotas_of"]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import ConfigurationError, shown
 from .any_limit import AnyLimit
 from .concurrency import Concurrency
-from .limit import Limit
+from .rate_limit import Limit
 
 __all__ = [
     "Change",

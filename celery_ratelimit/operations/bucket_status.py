@@ -19,8 +19,8 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.exactness_checks import WINDOWS
 from ..limits.key_rates import limit_of_key
-from ..limits.limit import Limit
-from ..limits.rate import period_of
+from ..limits.parse_rate import period_of
+from ..limits.rate_limit import Limit
 from ..limits.stored_settings import LimitConfig
 from ..store.keys import count_keys
 

@@ -24,7 +24,7 @@ from ..backlog.store_memory import memory_warning
 from ..counts.stats import Stats
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.concurrency import Concurrency
-from ..limits.limit import Limit
+from ..limits.rate_limit import Limit
 from ..store.url_text import without_password
 from ..store_calls.tuning import THREADS
 from ..words import number_of

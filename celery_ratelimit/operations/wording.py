@@ -12,7 +12,7 @@ from ..errors import ConfigurationError, StoreMisconfigured, shown
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..limits.limit import Limit
+from ..limits.rate_limit import Limit
 from ..limits.stored_settings import Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
 from .forecast import Forecast

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.sentinel import SentinelConnectionPool
 
-from .deadline import with_deadline
+from .connection_deadline import with_deadline
 from .masters import Master
 from .resp import bulk, unbulk
 

@@ -22,7 +22,7 @@ from .chart_data import RANGES
 from .guard import MOST_BYTES
 from .names import address_of, fields_of, queries_of, quoted
 from .options import Options
-from .page_queries import PageQueries
+from .page_data import PageData
 from .poller import MOST_VIEWERS, Poller
 from .sessions import LASTS, Sessions
 from .stream import Stream
@@ -47,7 +47,7 @@ class Pages:
     """
 
     def __init__(
-        self, queries: PageQueries, poller: Poller, options: Options, sessions: Sessions, tell: Callable[[str], object]
+        self, queries: PageData, poller: Poller, options: Options, sessions: Sessions, tell: Callable[[str], object]
     ) -> None:
         self._queries, self._poller, self._options = queries, poller, options
         self._sessions, self._tell = sessions, tell

@@ -41,7 +41,7 @@ class _Subject:
 
 
 class Poller:
-    """PageQueries at subjects, as long as a page shows them: ``""`` are all limits, else one by its name.
+    """PageData at subjects, as long as a page shows them: ``""`` are all limits, else one by its name.
 
     Args:
         look: at a subject, on a thread; raises what asking the store may raise.

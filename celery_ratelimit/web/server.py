@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from .connections import MOST_CONNECTIONS, PATIENCE, Connection, OncePerMinute, close_stalled
 from .guard import Guard
 from .options import Options
-from .page_queries import PageQueries
+from .page_data import PageData
 from .pages import Pages
 from .poller import Poller
 from .sessions import Sessions
@@ -34,7 +34,7 @@ def made(app: Celery, options: Options, port: int, tell: Callable[[str], object]
         port: at which it listens.
         tell: is given a line for each change.
     """
-    queries, sessions = PageQueries(app), Sessions(options.token, port)
+    queries, sessions = PageData(app), Sessions(options.token, port)
     poller = Poller(queries.at, options.store)
     return Guard(Pages(queries, poller, options, sessions, tell).app(), options, sessions), poller
 

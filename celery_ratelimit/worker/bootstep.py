@@ -13,9 +13,9 @@ from celery import Celery, bootsteps
 from .._celery import Worker, add_to_banner, call_when_body_ends, show_revoked_state
 from ..app.app_limits import AppLimits
 from ..app.app_store import check_store, leases_of, limiter_of
+from ..app.breaker_outcomes import report_outcome
 from ..app.limit_conflicts import declare
 from ..app.observers import observers_of
-from ..app.outcomes import report_outcome
 from ..app.plan import node_of
 from ..app.settings import forks_apart, settings_of
 from ..app.survey import forgotten, limits_shown

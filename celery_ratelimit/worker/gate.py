@@ -32,12 +32,12 @@ from ..store_calls.outage import Outage
 from ..store_calls.store_calls import StoreCalls
 from ..store_calls.store_clock import StoreClock, read_time_us
 from .admission import FallbackLimiter, PermitClient
+from .announce_outcomes import Reporter
 from .capacity import PoolCapacity
 from .concurrency import END_POLL_INTERVAL, ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
 from .flow_control import ArrivalBatch, HeldRequests, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
-from .outcome_reports import Reporter
 from .parking_batch import ParkingBatch
 from .perform_action import Actions
 from .pool_scheduler import PoolScheduler
@@ -47,7 +47,7 @@ from .request_queue import LimitQueue
 from .request_queues import Expirations, RequestQueues
 from .request_resources import RequestResources
 from .scheduler import Scheduler
-from .stored_limit_labels import StoredLimitLabels
+from .stored_rate_labels import StoredLimitLabels
 from .upstream_returns import UpstreamReturns
 
 __all__ = ["Gate"]

@@ -13,10 +13,10 @@ from ..errors import STORE_TROUBLES
 from ..store_calls.outage import Outage
 from ..store_calls.store_clock import StoreClock
 from .admission import POLL_INTERVAL
+from .announce_outcomes import Reporter, ThrottleReport, outcome_of
 from .deduplication import Deduplication
 from .flow_control import HeldRequests
 from .next_action import Action, BlockQueue, DropDuplicate, Fail, GiveUp, Park, Republish, RetryAt, Start, StartAt
-from .outcome_reports import Reporter, ThrottleReport, outcome_of
 from .parking_batch import ParkingBatch, PendingPark
 from .request import PendingRequest
 from .request_queue import LimitQueue, permit_interval

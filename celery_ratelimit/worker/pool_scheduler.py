@@ -15,9 +15,9 @@ from .._celery import Worker, requests
 from ..app.permits import permit_of
 from ..app.plan import Plan
 from ..limiter.limit_request import LimitRequest
+from .announce_outcomes import Reporter
 from .capacity import AHEAD, PoolCapacity
 from .flow_control import HeldRequests
-from .outcome_reports import Reporter
 from .request import UnlimitedRequest
 from .request_queue import ACQUIRE_EARLY, LimitQueue, task_name
 from .request_queues import RequestQueues

@@ -29,10 +29,10 @@ from ..limiter.upstream_methods import Paused
 from ..store.keys import bucket_key
 from ..store_calls.outage import Outage
 from ..store_calls.store_calls import asked
+from .announce_outcomes import Reporter, ThrottleReport
 from .deduplication import Deduplication, coalesce_key
 from .flow_control import HeldRequests
 from .next_action import GiveUp, Park, PermitRequest, Republish, StartAt
-from .outcome_reports import Reporter, ThrottleReport
 from .perform_action import AGAIN
 from .request import PendingRequest, State
 from .request_queue import LimitQueue

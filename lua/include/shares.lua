@@ -11,7 +11,7 @@
 --   NUL held   only if some shares are held back
 --   NUL code   only if some shares have weights in the code: a number for these weights, plus one
 --   NUL sum    1, plus about the total weight of the shares that are there, plus STORED if people have stored weights
--- and from HELD on the shares of weight 0, with the number of the weights by which they were held back, see turns.lua.
+-- and from HELD on the shares of weight 0, with the number of the weights by which they were held back, see next_share.lua.
 -- `parked` has all tasks, and decides: older versions, and scripts for limits that are not fair, do not write the index.
 -- An entry of a task that is no longer parked at its place is dropped when a script meets it; a task without an
 -- entry gets one, with the share in its record.

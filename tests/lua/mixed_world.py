@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limit
 from celery_ratelimit.limiter.argument_checks import microseconds
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.rate import parse_window
+from celery_ratelimit.limits.parse_rate import parse_window
 from tests.asking import cancel_demands, reserve_demands, settle_demands
 
 from .counted import GRACE, STEP, Numbers

@@ -14,7 +14,7 @@ from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.backlog.messages import Bucket
 from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.limits.rate_limit import Limit
 from tests.conftest import Clock
 from tests.parks import packed
 

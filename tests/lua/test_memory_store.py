@@ -12,7 +12,7 @@ from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.script_calls import LeasesToRelease
 from celery_ratelimit.limits.any_limit import AnyLimit
-from celery_ratelimit.limits.limit import METHODS
+from celery_ratelimit.limits.rate_limit import METHODS
 from celery_ratelimit.store.memory import Clock as MemoryClock
 from celery_ratelimit.testing import frozen_clock
 from tests.asking import cancel_demands, reserve_demands, settle_demands

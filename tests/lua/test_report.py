@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limiter import upstream_methods
-from celery_ratelimit.limits.limit import METHODS
+from celery_ratelimit.limits.rate_limit import METHODS
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT, Clock
 from tests.examples import examples, share_of

@@ -13,7 +13,7 @@ import redis
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limits.limit import METHODS
+from celery_ratelimit.limits.rate_limit import METHODS
 from celery_ratelimit.store.script import Script, load_source
 
 from .bytecode import globals_of

@@ -13,7 +13,7 @@ from markupsafe import escape
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.web.page_queries import PageQueries
+from celery_ratelimit.web.page_data import PageData
 from celery_ratelimit.words import plain
 from tests.fleet_of import until
 from tests.shop import make_app, park
@@ -38,7 +38,7 @@ def test_page_shows_waits_users_outcomes_and_changes(app: Celery) -> None:
     counter.happened("parked", ["stripe"])
     limiter._counting.send()
     park(app, "stripe", 3)
-    parts = PageQueries(app).at("stripe")
+    parts = PageData(app).at("stripe")
     json.dumps(parts)
     assert parts["state"]["word"] == "paused"
     facts = dict(parts["facts"])
@@ -58,7 +58,7 @@ def test_page_shows_waits_users_outcomes_and_changes(app: Celery) -> None:
 
 def test_limit_in_shadow_shows_its_report(app: Celery) -> None:
     Limiter.from_app(app).set_shadow("stripe", True, by="ann", reason="a trial")
-    looks = PageQueries(app)
+    looks = PageData(app)
     assert looks.at("")["limit stripe"]["word"] == "shadow"
     parts = looks.at("stripe")
     assert dict(parts["facts"])["in shadow"].endswith("'a trial': nothing has come yet")
@@ -68,7 +68,7 @@ def test_limit_in_shadow_shows_its_report(app: Celery) -> None:
 
 def test_parked_tasks_are_shown_in_pages(app: Celery) -> None:
     park(app, "stripe", 30)
-    looks = PageQueries(app)
+    looks = PageData(app)
     first, second = looks.parked("stripe", None, 1), looks.parked("stripe", None, 2)
     assert (first["total"], first["pages"], len(first["rows"]), len(second["rows"])) == (30, 2, 25, 5)
     assert first["rows"][0][:5] == ["1", "-", "-", "stripe--0", "shop.charge"]

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from celery_ratelimit.web.page_queries import PageQueries
+from celery_ratelimit.web.page_data import PageData
 from tests.fleet_of import until
 from tests.shop import make_app, park
 from tests.web.server import TOKEN, Server, page_of
@@ -33,7 +33,7 @@ def test_rows_show_what_status_shows(server: EmbeddedServer, store: redis.Redis)
     assert limiter._counting is not None
     limiter._counting.send()
     park(app, "stripe", 40, cost=2)
-    looks = PageQueries(app)
+    looks = PageData(app)
     until(lambda: looks.at("")["limit stripe"]["share"], 10, "the end of the second of the starts")
     parts = looks.at("")
     stripe, gpu, tenant = parts["limit stripe"], parts["limit gpu"], parts["limit tenant"]

@@ -16,7 +16,7 @@ from celery_ratelimit.operations.overview import overview
 from celery_ratelimit.operations.read_parking_lots import lots_of
 from celery_ratelimit.prometheus import Collector
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.web.page_queries import PageQueries
+from celery_ratelimit.web.page_data import PageData
 from tests.conftest import PATIENT
 from tests.integration.limiter.either import KINDS, opened
 
@@ -101,8 +101,8 @@ def test_no_page_and_no_showing_command_writes(server: EmbeddedServer, store: re
         "lots": lambda: ParkingLots(app).lots(),
         "explain": lambda: ParkingLots(app).explain("no-such-task"),
         "metrics": lambda: list(Collector(app).collect()),
-        "the page": lambda: PageQueries(app).at(""),
-        "the page of one": lambda: PageQueries(app).at("unknown"),
+        "the page": lambda: PageData(app).at(""),
+        "the page of one": lambda: PageData(app).at("unknown"),
     }
     limiter_of(app).ping()
     for look in looks.values():

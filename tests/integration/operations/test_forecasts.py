@@ -21,7 +21,7 @@ from celery_ratelimit.operations.overview import overview
 from celery_ratelimit.operations.read_parking_lots import longest
 from celery_ratelimit.prometheus import collector
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.web.page_queries import PageQueries
+from celery_ratelimit.web.page_data import PageData
 from celery_ratelimit.words import length
 from tests.conftest import PATIENT, START, Clock
 from tests.shop import Run, park
@@ -76,7 +76,7 @@ def displayed(app: Celery, name: str) -> list[Any]:
     (lot,) = [lot for lot in ParkingLots(app).lots() if lot.name == name]
     return [
         status(app, name).drains_in,
-        PageQueries(app).at("")[f"limit {name}"]["drains in"],
+        PageData(app).at("")[f"limit {name}"]["drains in"],
         metric(app, name),
         lot.drains_in,
     ]
@@ -246,7 +246,7 @@ def test_longest_backlogs_are_listed(app: Celery, run: Run, store: redis.Redis) 
     text = run("status", "tenant").output
     assert re.search(r"  backlog           t7: 9 parked, the oldest for 1 min 40 s, next turn in \d", text)
     assert "t2:" not in text
-    facts = [said for what, said in PageQueries(app).at("tenant")["facts"] if what == "backlog"]
+    facts = [said for what, said in PageData(app).at("tenant")["facts"] if what == "backlog"]
     assert [fact.partition(":")[0] for fact in facts] == ["t7", "t6", "t5", "t4", "t3"]
     park(app, "crm", 9, task="mail", share="big", ago=50.0)
     park(app, "crm", 2, task="mail", share="small/1", ago=20.0)
@@ -309,7 +309,7 @@ def test_all_displays_show_the_same_forecast(app: Celery, run: Run, store: redis
         limiter.set_weight("crm", "s0", 0)
     python = {each.name: each.forecast for each in overview(app)}
     command = {each["name"]: each["forecast"] for each in json.loads(run("status", "--json").output)}
-    page = PageQueries(app).at("")
+    page = PageData(app).at("")
     lots = ParkingLots(app).lots()
     for name, forecast in python.items():
         told: list[Any] = [command[name]["seconds"], metric(app, name)]

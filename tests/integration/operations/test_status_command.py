@@ -14,7 +14,7 @@ from celery_ratelimit import Adaptive, Limit, RateLimitedTask
 from celery_ratelimit.app.app_store import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.web.page_queries import PageQueries
+from celery_ratelimit.web.page_data import PageData
 from tests.conftest import PATIENT
 from tests.integration.store.helpers import rights
 from tests.shop import Run, command_line, make_app, park
@@ -121,7 +121,7 @@ def test_documented_rights_are_enough_for_the_command_line_and_the_page(
         for command in commands:
             found = run(*command.split())
             assert found.exit_code == 0, found.output
-        assert "limit stripe" in PageQueries(app).at("")
+        assert "limit stripe" in PageData(app).at("")
     finally:
         store.execute_command("ACL", "DELUSER", "operator")
 

@@ -9,7 +9,7 @@ from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.store_calls.outage import Outage
-from celery_ratelimit.worker.stored_limit_labels import StoredLimitLabels
+from celery_ratelimit.worker.stored_rate_labels import StoredLimitLabels
 
 STRIPE = Limit("100/s", name="stripe")
 TENANT = Limit("5/s", name="tenant", key="tenant:{tenant}")

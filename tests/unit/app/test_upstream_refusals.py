@@ -13,7 +13,7 @@ from celery import Celery
 from celery.exceptions import Ignore
 
 from celery_ratelimit import Breaker, ConfigurationError, Limit, Limiter, RateLimitedTask, UpstreamThrottled
-from celery_ratelimit.app import outcomes
+from celery_ratelimit.app import breaker_outcomes
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import clear_memory
 
@@ -74,8 +74,8 @@ def refuse(error: Exception) -> None:
 )
 def test_tries_of_a_breaker_count_when_it_has_closed(limit: Limit, was_open: float, cost: int) -> None:
     demand = LimitRequest(limit, "a", "", 1)
-    assert outcomes._cost_of_tries(demand, Breaker(half_open_every=5), was_open) == cost
-    assert outcomes._cost_of_tries(replace(demand, cost=7), Breaker(half_open_every=5), was_open) == 7 * cost
+    assert breaker_outcomes._cost_of_tries(demand, Breaker(half_open_every=5), was_open) == cost
+    assert breaker_outcomes._cost_of_tries(replace(demand, cost=7), Breaker(half_open_every=5), was_open) == 7 * cost
 
 
 @pytest.mark.parametrize("options", [{"throttle": "fail"}, {"max_upstream_throttles": 0}])
@@ -155,7 +155,7 @@ def test_refused_task_is_sent_again_as_it_came(make: Make) -> None:
 
 
 def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "_MOST_KEPT", 10)
+    monkeypatch.setattr(breaker_outcomes, "_MOST_KEPT", 10)
 
     def echo(account: str) -> str:
         return account
@@ -163,7 +163,7 @@ def test_outcomes_of_keys_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatc
     task, _ = make(echo, "{account}")
     for account in range(25):
         run(task, str(account))
-    assert len(outcomes.kept(task.app, "outcomes", dict)) <= 10
+    assert len(breaker_outcomes.kept(task.app, "outcomes", dict)) <= 10
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.report_counts import DecisionCounter
 from celery_ratelimit.limits.concurrency import Concurrency
-from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.limits.rate_limit import Limit
 from celery_ratelimit.worker import gate
 from tests.unit.worker.gate_bench import Bench
 

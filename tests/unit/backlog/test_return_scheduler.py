@@ -12,7 +12,7 @@ from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.concurrency import Concurrency
-from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.limits.rate_limit import Limit
 from celery_ratelimit.store_calls.store_calls import asked
 from celery_ratelimit.worker.next_action import Park
 from celery_ratelimit.worker.parking_batch import ParkingBatch, PendingPark

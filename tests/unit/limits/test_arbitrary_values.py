@@ -26,7 +26,7 @@ from celery_ratelimit import (
 )
 from celery_ratelimit.app.options import alike_of
 from celery_ratelimit.limiter.call_requests import demands_of
-from celery_ratelimit.limits.limit import ALGORITHMS
+from celery_ratelimit.limits.rate_limit import ALGORITHMS
 from celery_ratelimit.store.keys import LONGEST_KEY, bucket_key
 
 HUGE = 10**5000

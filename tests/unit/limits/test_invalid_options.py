@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Adaptive, AsyncLimiter, Breaker, Concurrency, ConfigurationError, Limit, Limiter
-from celery_ratelimit.limits.limit import ALGORITHMS
+from celery_ratelimit.limits.rate_limit import ALGORITHMS
 
 #: Options of one algorithm: another value than the default, the algorithm.
 OWN_OPTIONS: dict[str, tuple[Any, str]] = {

@@ -1,4 +1,4 @@
--- config: what is stored for a limit, for one of its keys, and about its shadow. Writes nothing.
+-- read_config: what is stored for a limit, for one of its keys, and about its shadow. Writes nothing.
 --
 -- KEYS   1  config of the name, 2 config of the key; see include/config_format.lua; 3 shadow, see set_shadow.lua
 -- Reply  us of this clock, then the three texts; '' where there is none

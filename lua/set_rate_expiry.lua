@@ -1,4 +1,4 @@
--- expire_rate: the stored rate ends after some time; then the code's holds again.
+-- set_rate_expiry: the stored rate ends after some time; then the code's holds again.
 --
 -- KEYS   1  config, see include/config_format.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/mark_for_recheck.lua;
 --        4  history, see include/keep_change.lua; 5  key_settings, see include/change_config.lua

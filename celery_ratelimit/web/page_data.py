@@ -17,10 +17,10 @@ from .changes import change
 from .one import limit, parked
 from .table import table
 
-__all__ = ["PageQueries"]
+__all__ = ["PageData"]
 
 
-class PageQueries:
+class PageData:
     """Reads an app's limits from the store for the pages, and changes them.
 
     Args:

@@ -15,14 +15,14 @@ from celery_ratelimit import Concurrency, ConfigurationError, Limit, StoreUnavai
 from celery_ratelimit.app.observers import observers_of
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.observing import Observation
-from celery_ratelimit.worker import gate, outcome_reports
-from celery_ratelimit.worker.outcome_reports import ThrottleReport
+from celery_ratelimit.worker import announce_outcomes, gate
+from celery_ratelimit.worker.announce_outcomes import ThrottleReport
 from tests.unit.worker.gate_bench import Bench
 
 
 def report_to(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Bench:
     """A gate whose reporter has these arguments."""
-    reporter = outcome_reports.Reporter(*arguments)
+    reporter = announce_outcomes.Reporter(*arguments)
     monkeypatch.setattr(gate, "Reporter", lambda *_: reporter)
     return Bench(monkeypatch)
 
@@ -114,7 +114,7 @@ class Observer:
 
 def test_observers_come_from_settings_and_observe() -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)
-    app.conf.ratelimit_observers = ["tests.unit.worker.test_outcome_reports:Observer", "builtins.print"]
+    app.conf.ratelimit_observers = ["tests.unit.worker.test_announce_outcomes:Observer", "builtins.print"]
     observe(app, print)
     first, *rest = observers_of(app)
     assert isinstance(first, Observer)
@@ -122,7 +122,7 @@ def test_observers_come_from_settings_and_observe() -> None:
 
 
 @pytest.mark.parametrize(
-    "named", ["no.such.module", "tests.unit.worker.test_outcome_reports.absent", "math.pi", "builtins.int.x"]
+    "named", ["no.such.module", "tests.unit.worker.test_announce_outcomes.absent", "math.pi", "builtins.int.x"]
 )
 def test_missing_observer_error_names_it(named: str) -> None:
     app = Celery("a", broker="redis://localhost", set_as_current=False)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
-from celery_ratelimit.limits.rate import parse_rate, period_of
+from celery_ratelimit.limits.parse_rate import parse_rate, period_of
 
 SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 

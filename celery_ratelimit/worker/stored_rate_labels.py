@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
-from ..limits.limit import Limit
+from ..limits.rate_limit import Limit
 from ..store_calls.outage import Outage
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]

@@ -22,8 +22,8 @@ from .breaker import Breaker
 from .exactness_checks import WINDOWS, check_exact, check_room_for_costs
 from .key_rates import rates_of
 from .limit_option_checks import check_options, switch_of
+from .parse_rate import Rate, parse_rate, parse_window
 from .priority_reserve import MILLION, PriorityReserve, priority_reserve_of
-from .rate import Rate, parse_rate, parse_window
 from .share_weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]

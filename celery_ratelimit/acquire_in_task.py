@@ -28,9 +28,9 @@ from .limiter.shadow import asked_of
 from .limiter.upstream_methods import Paused
 from .observing import Observation
 from .store_calls.outage import TaskDeferral
+from .worker.announce_outcomes import ThrottleReport
 from .worker.next_action import GiveUp, refused
-from .worker.outcome_reports import ThrottleReport
-from .worker.stored_limit_labels import stored_in_place_of
+from .worker.stored_rate_labels import stored_in_place_of
 from .worker.upstream_returns import put_back
 
 __all__ = ["acquire_in_task", "return_in_task"]

@@ -19,7 +19,7 @@ from ..app.permits import permit_of
 from ..errors import Throttled
 from ..limiter.limit_request import LimitRequest
 from ..limiter.shadow import asked_of
-from ..limits.limit import Limit
+from ..limits.rate_limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled
 from ..words import NO_END
