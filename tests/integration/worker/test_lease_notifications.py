@@ -64,7 +64,7 @@ def test_queue_waits_for_no_notification_that_cannot_come(server: EmbeddedServer
     try:
         deaf = leases_of(server.url.replace("redis://", "redis://deaf:secret@"), queues, [])
         assert deaf._channel_of(waits) == ""
-        until(lambda: not deaf._notifications.is_up, 10, "the refusal")
+        until(lambda: not deaf._listener.is_up, 10, "the refusal")
         assert deaf._channel_of(waits) == ""
     finally:
         store.execute_command("ACL", "DELUSER", "deaf")
