@@ -111,7 +111,7 @@ class ExpectedTurns:
         """The next turn of a task that is briefer than this one, parked ones included; infinity: none is known."""
         runtime, turn = self.runtime(name), float("inf")
         for other in list(dict.fromkeys(itertools.chain(self._ready_names, self._by_name, self._backlogs))):
-            if other != name and self.runtime(other) <= BRIEFER * runtime:
+            if self.runtime(other) <= BRIEFER * runtime:
                 if other in self._ready_names:
                     return now
                 turn = min(turn, self._next_of(other, now))

@@ -3,6 +3,10 @@
 ``python -m tests.lua.mutants [--every N] [--first K] [file …]``: of the scripts below ``lua/`` that are named (all of
 them if none is), each Nth change, from the Kth on. Prints the changes that no test notices, and the share of the rest.
 It takes hours for all, and is not part of CI: run it for the file that you change.
+
+Changes that make no difference, and so survive: ``<`` for ``<=`` where both branches give the same at that microsecond,
+or where no lease or slot can end at it; a bound that is off by one where the next check is exact; a write of what is
+there already, or a command that finds nothing.
 """
 
 from __future__ import annotations

@@ -39,13 +39,6 @@ def granted(limiter: Limiter, wanted: Limit) -> int:
     return count
 
 
-def test_overdraft_before_a_change_is_paid_by_the_windows_after_it(frozen: Limiter, clock: Clock) -> None:
-    wanted = limit("10/s", "fixed_window")
-    frozen.settle(frozen.acquire(wanted), 30)
-    frozen.set_rate("api", limit("5/s", "fixed_window"))
-    assert frozen.peek(wanted).retry_after == 5.0, "ten are in this window, twenty are owed"
-
-
 #: Token and leaky bucket keep the same state: a change between them is one of the rate.
 CHANGES = [
     (before, after) for before, after in permutations(KINDS, 2) if {before, after} != {"token_bucket", "leaky_bucket"}

@@ -43,6 +43,11 @@ TABLES: dict[str, tuple[Limit, list[tuple[Any, ...]], tuple[int, float, float]]]
         [(0, "take", 8), (0, "change", FIVE), (0, "settle", 0, 5), (0, "charge", 5)],
         (0, 120.0, 60.0),
     ),
+    "fixed window: an overdraft is paid by the windows after a change": (
+        TEN,
+        [(0, "take", 1), (0, "settle", 0, 30), (0, "change", FIVE)],
+        (0, 300.0, 60.0),
+    ),
     "fixed window: the next windows owe an overdraft, where nothing is forgiven": (
         TEN,
         [(0, "take", 3), (0, "change", FIVE), (0, "charge", 7)],

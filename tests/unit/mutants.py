@@ -4,9 +4,10 @@
 of them if none is), each Nth change, from the Kth on. Prints the changes that no test notices, and the share of the
 rest. A change takes a second or two: its tests run in a process that is forked after the imports of other packages.
 
-Changes that make no difference, and so survive: ``<`` for ``<=`` between times; 1.0 for 0.0 where it stands for a time
-long ago; the removal of a cache, of a shortcut to the same result, or of ``return None`` at an end; defaults that no
-caller uses.
+Changes that make no difference, and so survive: ``<`` for ``<=`` between times, or where both sides give the same; 1.0
+for 0.0 where it stands for a time long ago; the removal of a cache, of a shortcut to the same result, or of a
+``return`` of ``None`` or ``False`` at an end; ``or ()`` for the type checker; a default of ``min`` or ``get`` that is
+only compared with.
 """
 
 from __future__ import annotations

@@ -91,7 +91,10 @@ LIMIT_ERRORS: list[tuple[dict[str, Any], str]] = [
         ({"rate": rate, "algorithm": "sliding_log"}, f"'{rate}' is more than can be counted exactly in one window")
         for rate in ("1000000000/1000s", "1000000/1000000000s")
     ],
-    ({"rate": "1000000000/1000.000001s"}, "more digits than can be kept exactly"),
+    *[
+        ({"rate": rate}, "more digits than can be kept exactly")
+        for rate in ("1000000000/1000.000001s", "1/1000000000s")
+    ],
     ({"rate": f"1/{'9' * 5000}s"}, "more digits than can be kept exactly"),
     ({"rate": 5, "algorithm": "sliding_log"}, "cannot read the rate 5"),
     *[

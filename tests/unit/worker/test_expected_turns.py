@@ -45,6 +45,7 @@ def test_expected_turn_of_a_parked_task(action: Park, interval: float, turn: flo
     turns = ExpectedTurns(float)
     turns.expect_parked("a", "0.01", action, interval, NOW)
     assert (turns.next(NOW), turns.next_briefer("2", NOW)) == (NOW + turn, NOW + parked)
+    assert turns.next_briefer("inf", NOW) == NOW + parked, "it may run for long"
     assert turns.next(NOW, 2.0) == NOW + parked, "before a long task also parked ones count"
 
 
