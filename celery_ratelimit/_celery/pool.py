@@ -209,7 +209,7 @@ class Pool:
             callback = options.get("callback")
             request: Any = getattr(callback, "__self__", callback)
             if isinstance(self._pool, solo.TaskPool) and hasattr(request, "_on_ack"):
-                request._on_ack = request.message.ack_log_error  # when the task has ended, not after those behind it
+                request._on_ack = _ack_at_once(request.message.ack_log_error, request._on_ack)
             job = self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
             for name, wrapper in wrappers.items():
                 options[name] = wrapper(request, options.get(name) or _ignore)
@@ -232,6 +232,18 @@ class Pool:
 
 
 def _ignore(*_: Any, **__: Any) -> None: ...
+
+
+def _ack_at_once(acknowledge: Callable[..., Any], in_next_turn: Callable[..., Any]) -> Callable[..., Any]:
+    """Acknowledge a message before the tasks behind it run. If the connection is broken, the loop has to notice it."""
+
+    def run(*args: Any) -> None:
+        try:
+            acknowledge(*args)
+        except OSError:
+            in_next_turn(*args)
+
+    return run
 
 
 def _has_process(job: Any) -> bool:
