@@ -57,10 +57,11 @@ local function let_others_first(limit, id)
         place = {rung = 0, count = limit.paused and limit.paused > now and 0 or limit.count}
         asked[key] = place
     end
-    local turn, first = tonumber(call('ZSCORE', limit.slots_key, id)), no_more_waiting(key, EAR, holder(id, limit.cost))
+    local asks = holder(id, limit.cost)
+    local turn, first = tonumber(call('ZSCORE', limit.slots_key, id)), no_more_waiting(key, EAR, asks)
     turn = first and min(first, turn or first) or turn
     place.turn = first
-    place.rung = place.rung + let_in(key, left(key), turn and free[key] and turn - SO_NEAR_US or turn, EAR, true)
+    place.rung = place.rung + let_in(key, left(key), turn and free[key] and turn - SO_NEAR_US or turn, EAR, true, asks)
     limit.kept = place.rung
 end
 

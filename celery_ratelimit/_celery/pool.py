@@ -13,8 +13,9 @@ What is relied on; line numbers are of Celery 5.7.0:
 * A cold shutdown stops the pool in the handler of the signal (celery/apps/worker.py 486), and what is in the worker's
   loop goes on after it. A prefork pool that was stopped has no ``_pool`` (celery/concurrency/prefork.py 269), and no
   ``num_processes``.
-* ``Request._on_ack`` (celery/worker/request.py 904), which acknowledges a message in the next turn of the worker's loop
-  (``Consumer.call_soon``). While the solo pool runs tasks the loop has no turn, and the gate may start many in one.
+* ``Request._on_ack`` and ``_on_reject`` (celery/worker/request.py 904, 909), which answer a message in the next turn of
+  the worker's loop (``Consumer.call_soon``). While the solo pool runs tasks the loop has no turn, and the gate may start
+  many in one.
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
   (celery/worker/worker.py 295).
@@ -190,6 +191,9 @@ class Pool:
                     if refusal is None:
                         return callback(*args, **kwargs)
                     state.task_ready(request)
+                except BaseException:
+                    state.task_ready(request)  # Celery fails before it does this, if a solo task raises SystemExit
+                    raise
                 finally:
                     self._ended(request, _runtime_in(args))
                     if refusal is not None:
@@ -209,7 +213,9 @@ class Pool:
             callback = options.get("callback")
             request: Any = getattr(callback, "__self__", callback)
             if isinstance(self._pool, solo.TaskPool) and hasattr(request, "_on_ack"):
-                request._on_ack = _ack_at_once(request.message.ack_log_error, request._on_ack)
+                message = request.message
+                request._on_ack = _at_once(message.ack_log_error, request._on_ack)
+                request._on_reject = _at_once(message.reject_log_error, request._on_reject)
             job = self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
             for name, wrapper in wrappers.items():
                 options[name] = wrapper(request, options.get(name) or _ignore)
@@ -234,13 +240,13 @@ class Pool:
 def _ignore(*_: Any, **__: Any) -> None: ...
 
 
-def _ack_at_once(acknowledge: Callable[..., Any], in_next_turn: Callable[..., Any]) -> Callable[..., Any]:
-    """Acknowledge a message before the tasks behind it run. If the connection is broken, the loop has to notice it."""
+def _at_once(respond: Callable[..., Any], in_next_turn: Callable[..., Any]) -> Callable[..., Any]:
+    """Acknowledge or reject a message before the tasks behind it run. If that fails, the loop has to notice it."""
 
     def run(*args: Any) -> None:
         try:
-            acknowledge(*args)
-        except OSError:
+            respond(*args)
+        except Exception:
             in_next_turn(*args)
 
     return run

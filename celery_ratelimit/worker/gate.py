@@ -230,7 +230,7 @@ class Gate:
             self.on_end(request)
         self._concurrency.release_ended()
         # Else the pool has it, or it waits elsewhere.
-        if request.worker_pid is None and not request.acknowledged:
+        if (request.worker_pid is None or not self.worker.pool.has(request)) and not request.acknowledged:
             requests.fail(request, error)
 
     def on_revoked(self, task: Any, context: Any, expired: bool) -> None:

@@ -10,10 +10,11 @@
 --   @                   of a caller
 --
 -- Uses places_of and add_places, see lease_sizes.lua. Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not
--- wait; note_waiting(key, ear, id, turn); let_in(key, most, before, own, holds): in the order of their turns as many as wait for `most`
+-- wait; note_waiting(key, ear, id, turn); let_in(key, most, before, own, holds, asks): in the order of their turns as many as wait for `most`
 -- places are rung for, or have their places held, if `holds`: then `most` are free; a caller that waits for more keeps its turn, and the
 -- free places as well if they are set aside for it (see concurrency.lua); those that are before `before` us, nil: all; but for `own`.
--- Returns for how many places it has rung.
+-- `asks`: the request that asks now. Where it waited first in another line it has left that worker: it is rung for, as others may wait
+-- there, and no place is kept. Returns for how many places it has rung.
 local PASSED_BY = 16 -- lines whose workers are gone, in one script; the next one goes on with them
 local HELD_US = 1000000 -- a caller asks sooner: see limiter/blocking_acquire.py
 
@@ -30,7 +31,7 @@ local function note_waiting(key, ear, id, turn)
     if call('PTTL', key) * 1000 < lasts then call('PEXPIRE', key, int(ceil(lasts / 1000))) end
 end
 
-local function let_in(key, most, before, own, holds)
+local function let_in(key, most, before, own, holds, asks)
     local from = before and '(' .. int(-before) or '-inf'
     local found = most > 0 and call('ZRANGE', key, '-1', from, 'BYSCORE', 'REV', 'LIMIT', 0, int(most + PASSED_BY)) or {}
     local rung = 0
@@ -50,7 +51,8 @@ local function let_in(key, most, before, own, holds)
                 if call('PTTL', key) * 1000 < HELD_US then call('PEXPIRE', key, int(HELD_US / 1000)) end
             else
                 local hear = redis.pcall('PUBLISH', (match(key, '^.-:v%d+:') or '') .. 'bell:' .. worker, line)
-                if type(hear) == 'number' and (hear > 0 or match(worker, '^c')) then most, rung = most - places, rung + places end
+                local hears = type(hear) == 'number' and (hear > 0 or match(worker, '^c'))
+                if hears and match(member, ' (.+)$') ~= asks then most, rung = most - places, rung + places end
             end
         end
     end

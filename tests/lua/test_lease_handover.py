@@ -20,7 +20,7 @@ from tests.conftest import START, Clock
 from .frozen import expiries, us
 
 PLACE = LimitRequest(Concurrency(2, name="places"), "places")
-LEASES = "ratelimit:v1:{places}::leases"
+LEASES, SLOTS = (f"ratelimit:v1:{{places}}::{kind}" for kind in ("leases", "slots"))
 WORKER_A, WORKER_B = "sa11.1", "sbe1.7"  # lines of two workers
 
 
@@ -118,6 +118,15 @@ def test_earlier_waiter_of_another_worker_is_notified(full: Workers) -> None:
     assert full.notified() == [WORKER_B]
     assert full.ask("y", channel=WORKER_B) == [True]
     assert full.holders() == 2
+
+
+def test_request_that_has_moved_to_another_worker_is_not_behind_itself(full: Workers) -> None:
+    """It was parked by worker B, whose queue is notified: others may wait there."""
+    assert full.ask("y", channel=WORKER_B) == [False]
+    full.store.zadd(SLOTS, {"y": full.clock.us + us(0.5)})  # it has another slot since it was parked
+    full.clock.advance(1.0)
+    assert full.ask("y", ended=["a"]) == [True]
+    assert full.notified() == [WORKER_B]
 
 
 def test_lease_stays_with_a_worker_whose_turn_is_barely_later(full: Workers) -> None:
