@@ -99,14 +99,12 @@ def _happen(client: redis.Redis) -> None:
 
 def _start(tally: Tally, name: str, number: int, chance: random.Random) -> None:
     """So many permits were taken: most at once, of a backlogged limit after a while."""
-    tenants = ("acme", "gold", "silver", "globex", "initech", "umbrella")
     tasks = _TASKS.get(name, (f"{name}.task",))
     left = number
     while left > 0:
         some = min(left, max(1, number // 4))
         waited = chance.choice((0.0, 0.3, 2.0, 8.0, 25.0)) if name in _PARKED else chance.choice((0.0, 0.0, 0.0, 0.2))
         users = [f"t{chance.choice((tasks[0], *tasks))}", "qcelery"]
-        users += [f"k{chance.choice(tenants)}"] if name == "crm" else []
         tally.started("waited" if waited else "acquired", [(name, "", some)], waited, users)
         left -= some
 

@@ -16,7 +16,10 @@ __all__ = ["metrics"]
 @click.option("--once", is_flag=True, help="Print the figures, and end.")
 @click.pass_context
 def metrics(context: Any, port: int, address: str, once: bool) -> None:
-    """Serve the figures of the whole fleet for Prometheus, at /metrics. Needs celery-ratelimit[prometheus]."""
+    """Serve the figures of the fleet for Prometheus, at /metrics.
+
+    Needs celery-ratelimit[prometheus].
+    """
     from .app.import_tasks import import_tasks
     from .app.store_address import check_broker_url
     from .errors import ConfigurationError

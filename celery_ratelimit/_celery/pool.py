@@ -14,8 +14,8 @@ What is relied on; line numbers are of Celery 5.7.0:
   loop goes on after it. A prefork pool that was stopped has no ``_pool`` (celery/concurrency/prefork.py 269), and no
   ``num_processes``.
 * ``Request._on_ack`` and ``_on_reject`` (celery/worker/request.py 904, 909), which answer a message in the next turn of
-  the worker's loop (``Consumer.call_soon``). While the solo pool runs tasks the loop has no turn, and the gate may start
-  many in one.
+  the worker's loop (``Consumer.call_soon``). While the solo pool runs tasks the loop has no turn, and the gate may
+  start many in one.
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
   (celery/worker/worker.py 295).

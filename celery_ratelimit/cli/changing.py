@@ -44,11 +44,13 @@ def _of(change: Change) -> str:
 @click.option(
     "--shadow/--no-shadow", default=None, help="It throttles no task, and reports what it would do; or in force."
 )
-@click.option("--burst", type=click.IntRange(min=1), help="Default: what the code says.")
+@click.option("--burst", type=click.IntRange(min=1), help="Default: as in the code.")
 @click.option("--for", "for_", type=Duration(), help="Then the code's rate holds again: 90, 10m, 1h30m.")
 def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | None, for_: float | None) -> None:
-    """Replace the rate of the code by RATE ("20/s"; a number for a concurrency limit) in the whole fleet, at once.
-    Or put the whole limit into shadow, and in force again.
+    """Replace the code's rate in the whole fleet, at once.
+
+    RATE is a text such as "20/s", or a number for a concurrency limit. Or put the whole limit into shadow, and in force
+    again.
     """
     from ..operations.wording import parse_limit
 
@@ -71,7 +73,10 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
 @changes()
 @click.option("--shadow", is_flag=True, help="Remove the stored shadow, and not the rate.")
 def unset(change: Change, shadow: bool) -> None:
-    """Remove the stored rate: the rate of the code holds again."""
+    """Remove the stored rate: the rate of the code holds again.
+
+    A pause stays (see resume), and so does a stored shadow without --shadow.
+    """
     if shadow and change.key is not None:
         raise click.UsageError("--shadow is about the whole limit: leave --key out")
 
@@ -87,7 +92,11 @@ def unset(change: Change, shadow: bool) -> None:
 @changes()
 @click.option("--for", "for_", type=Duration(), help="90, 10m, 1h30m. Default: until resumed.")
 def pause(change: Change, for_: float | None) -> None:
-    """Start no task of the limit in the whole fleet. A shorter pause does not shorten a longer one."""
+    """Start no task of the limit in the whole fleet.
+
+    Running tasks go on. Waiting tasks and new tasks wait until the pause ends; a new task with a max_wait may be given
+    up. A shorter pause does not shorten a longer one.
+    """
     _change(change, lambda limiter: limiter.pause(change.name, for_ or 1e9, key=change.key, **change.said))
 
 
@@ -101,7 +110,11 @@ def resume(change: Change) -> None:
 @click.command()
 @changes()
 def reset(change: Change) -> None:
-    """Fill the bucket again; waiting tasks acquire anew."""
+    """Fill the bucket again, and forget the slots of waiting tasks.
+
+    Waiting tasks ask for permits again: parked tasks soon, tasks in workers at the time of their old slots at the
+    latest. Running tasks go on; under a concurrency limit they no longer count. A stored rate and a pause stay.
+    """
     from ..app.app_limits import limits_of_app
     from ..app.app_store import limiter_of
     from ..operations.bucket_status import standings_of
@@ -116,7 +129,7 @@ def reset(change: Change) -> None:
         return
     for when, standing in (("was", before), ("now", after)):
         free = f"{standing.remaining} of {standing.size} permits free"
-        click.echo(f"{_of(change)}: {when} {free}, {number_of(standing.waiting)} about to start")
+        click.echo(f"{_of(change)}: {when} {free}, {number_of(standing.waiting)} starting soon")
 
 
 @click.command()
@@ -125,7 +138,10 @@ def reset(change: Change) -> None:
 @JSON
 @click.pass_context
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
-    """Show the last hundred changes of a limit and its keys: author, time and reason."""
+    """Show the last hundred changes of a limit and its keys.
+
+    Each with its author, time and reason.
+    """
     from ..app.app_store import limiter_of
     from ..operations.wording import HISTORY_HEADS, history_row
 

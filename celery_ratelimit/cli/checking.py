@@ -18,9 +18,10 @@ __all__ = ["check"]
 @JSON
 @click.pass_context
 def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
-    """Show each limit with the tasks and queues that it is for, and what looks wrong. Asks no store unless told.
+    """Show each limit, its tasks and queues, and what looks wrong.
 
-    Ends with 1 if a worker would not start; with --fleet also if something is found.
+    Asks no store without --fleet. Exits with status 1 if a worker would not start; with --fleet also if there is a
+    warning.
     """
     from ..app.app_limits import limits_of_app
     from ..app.app_store import check_url

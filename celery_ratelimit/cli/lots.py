@@ -19,13 +19,16 @@ _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.command()
 @NAME
 @KEY
-@click.option("--page", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--page", type=click.IntRange(min=1), default=1, show_default=True, help="Which page to show.")
 @click.option("--number", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Tasks on a page.")
 @FORCE
 @JSON
 @click.pass_context
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
-    """Show the tasks that are parked for a limit, in the order in which they start, and when each will."""
+    """Show the parked tasks of a limit in the order of their turns.
+
+    With the time until each starts, in pages.
+    """
     from ..operations.parked_tasks import parked_page
     from ..operations.wording import PARKED_HEADS, parked_row
 
@@ -38,7 +41,8 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
             table_of(PARKED_HEADS, [parked_row(row) for row in rows], ("QUEUE", "PARKED SINCE", "TASK", "SHARE", "KEY"))
         )
     pages = max(1, -(-total // number))
-    click.echo(f"{total} parked" + (f", page {page} of {pages}" if pages > 1 else ""))
+    following = f" (next: --page {page + 1})" if page < pages else ""
+    click.echo(f"{total} parked" + (f", page {page} of {pages}{following}" if pages > 1 else ""))
 
 
 @click.command()
@@ -46,7 +50,10 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
 @JSON
 @click.pass_context
 def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
-    """Say where a task is, what it waits for, and when it will start. Ends with 1 if it is not found."""
+    """Say where a task is, what it waits for, and when it will start.
+
+    Exits with status 1 if it is not found.
+    """
     found = _lots(app_of(ctx)).explain(task_id)
     if as_json:
         show_json(found)
@@ -67,9 +74,13 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
 def release(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
-    """Send parked tasks of a limit, or the task of an ID, back to the queue now. They still need permits.
+    """Send parked tasks of a limit back to their queue now.
 
-    NAME may be the id of a task: all lots are searched for it. Asks first where neither ID nor --key is given.
+    They still need permits, behind tasks that wait already. Use it after the code has given parked tasks another limit
+    or key: a worker then decides about them anew.
+
+    With IDs, only these tasks. NAME may also be the id of a task: it is searched among the parked tasks of all limits
+    and keys. Asks first if neither an ID nor --key is given.
     """
     _take_out(ctx, "release", name, ids, key, yes, force, as_json)
 
@@ -85,7 +96,10 @@ def release(
 def purge(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
-    """Delete parked tasks for good, as celery purge deletes messages in a queue. Asks first."""
+    """Delete parked tasks for good.
+
+    As celery purge deletes messages in a queue. Asks first.
+    """
     _take_out(ctx, "purge", name, ids, key, yes, force, as_json)
 
 
@@ -130,9 +144,10 @@ def _take_out(
 @JSON
 @click.pass_context
 def drain(ctx: click.Context, force: bool, as_json: bool) -> None:
-    """Return all parked and returning tasks to the queues that they were sent to, before the package is removed.
+    """Before you remove this package: empty all parking lots.
 
-    Stop the workers first: they would park the tasks again. Ends with 1 while workers answer.
+    Returns all parked tasks, and tasks on their way from a lot to a worker, to the queues that they were sent to. Stop
+    the workers first: they would park the tasks again. Exits with status 1 and moves nothing while workers answer.
     """
     tasks = _lots(app_of(ctx)).drain(force=force)
     if as_json:

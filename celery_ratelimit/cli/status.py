@@ -29,7 +29,10 @@ _GIVES_WAY = ("OLDEST PARKED", "QUEUED", "STARTING SOON", "FREE NOW", "CODE", "D
 @JSON
 @click.pass_context
 def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Show each limit: its rate, the permits used and free, the tasks that wait, and when the last of them starts."""
+    """Show each limit: its rate, its use, and the tasks that wait.
+
+    And the time until all waiting tasks have had their turn. With names, all details of these limits.
+    """
     from ..backlog.backlog import backlog_of
     from ..backlog.store_memory import memory_warning
     from ..operations.overview import overview

@@ -21,9 +21,10 @@ __all__ = ["watch"]
 @JSON
 @click.pass_context
 def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, as_json: bool) -> None:
-    """Show each task that is throttled, by which limit, and what becomes of it, until Ctrl-C.
+    """Show each throttled task as it happens, until Ctrl-C.
 
-    By Celery's events: of workers that send them (-E), or that run when --enable tells them to.
+    With the limit that throttled it, and what becomes of it. By Celery's events: of workers that send them (-E), or
+    that run when --enable tells them to.
     """
     app, seen = app_of(ctx), 0
 
@@ -40,6 +41,8 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
         receiver = app.events.Receiver(connection, handlers={"task-throttled": show})
         if enable:
             app.control.enable_events()
+        of = ", ".join(map(plain, names)) or "all limits"
+        click.echo(f"Waiting for throttled tasks of {of}, from workers that send events. Ctrl-C ends.", err=True)
         try:
             receiver.capture(limit=None, timeout=None, wakeup=False)
         except KeyboardInterrupt:

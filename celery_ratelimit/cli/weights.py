@@ -18,19 +18,25 @@ __all__ = ["weight"]
 @click.argument("share", required=False)
 @click.argument("weight", required=False)
 def weight(change: Change, share: str | None, weight: str | None) -> None:
-    """Show the weights of the shares of a fair limit; or give SHARE a WEIGHT: a number, 0 to hold its tasks back, or
-    "code" for the weight of the code.
+    """Show or set the weights of the shares of a fair limit.
+
+    WEIGHT is a number, 0 to hold the tasks of SHARE back, or "code" for the weight of the code.
     """
+    from ..app.app_limits import limits_of_app
     from ..app.app_store import limiter_of
 
-    limiter = limiter_of(app_of(change.ctx))
+    app = app_of(change.ctx)
+    limiter = limiter_of(app)
     if share is not None:
         limiter.set_weight(change.name, share, _number(weight), **change.said)
     found = limiter.weights(change.name, force=change.force)
     if change.as_json:
         show_json(found)
     elif not found:
-        click.echo("Every share has the weight 1.")
+        code = limits_of_app(app).get(change.name) or limiter.quotas.get(change.name)
+        has_shares = code is None or code.fair is not None
+        none = f"{plain(change.name)} has no shares: it is not fair in the code."
+        click.echo("Every share has the weight 1." if has_shares else none)
     else:
         heads = ("SHARE", "WEIGHT", "IN THE CODE", "SINCE", "CHANGED BY")
         tell(table_of(heads, [_row(each, config) for each, config in found.items()]))

@@ -15,6 +15,7 @@ from ..limits.concurrency import Concurrency
 from ..limits.rate_limit import Limit
 from ..limits.stored_settings import Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
+from .bucket_status import use_window
 from .forecast import Forecast
 from .limit_status import LimitStatus
 from .read_parking_lots import ParkingLot
@@ -33,6 +34,7 @@ __all__ = [
     "row_of",
     "shadow_set_by",
     "store_lost",
+    "used_within",
 ]
 
 #: What is shown of each limit.
@@ -164,12 +166,12 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("override", row["OVERRIDE"]),
-        ("used", f"{row['USED']}{_share(each)}"),
+        ("used", _used_and_when(each)),
         ("free now", row["FREE NOW"] + full),
         ("starting soon", row["STARTING SOON"]),
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST PARKED']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
-        ("queued", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
+        ("queued", row["QUEUED"] + _in_queues(each)),
         ("drains in", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast).removeprefix("in "))),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
@@ -203,11 +205,31 @@ def _backlog(lot: ParkingLot, now: float) -> str:
     return f"{plain(of)}: {lot.parked} parked, the oldest for {length(now - lot.oldest)}, next turn {start}"
 
 
-def _share(each: LimitStatus) -> str:
-    """The share of the rate that is used, and the last minute."""
-    share = f": {each.share:.0%}" if each.share is not None and each.used else ""
-    minute = each.used_in_minute
-    return share + (f", on average {few_digits(minute)} in the last minute" if minute is not None else "")
+def _in_queues(each: LimitStatus) -> str:
+    queues = f" in queue{'s' if len(each.queues) > 1 else ''} {plain(', '.join(each.queues))}" if each.queues else ""
+    return queues and f"{queues}, messages of all tasks"
+
+
+def used_within(each: LimitStatus) -> str:
+    """The time of which ``used`` is an average, as in ``10 s``; ``""``: it is no average, or not known."""
+    limit = each.standing.config.in_force
+    if each.used is None or isinstance(limit, Concurrency):
+        return ""
+    return length(use_window(limit)).replace(".0 s", " s")
+
+
+def _used_and_when(each: LimitStatus) -> str:
+    """As in ``2 of 2/s on average in the last 10 s (100%); 0.63/s on average in the last minute``."""
+    within, minute, rate = used_within(each), each.used_in_minute, getattr(each.standing.config.in_force, "rate", "/s")
+    if within and not each.used and minute == 0:
+        return "nothing in the last minute"
+    said = _used(each) if each.used or not within else "nothing"
+    if within:
+        said += f" on average in the last {within}" if each.used else f" in the last {within}"
+    if each.used and each.share is not None:
+        said += f" ({each.share:.0%})"
+    period = rate[rate.find("/") :] if "/" in rate else f" of {rate}"
+    return said + (f"; {few_digits(minute)}{period} on average in the last minute" if minute is not None else "")
 
 
 def history_row(each: Change) -> tuple[str, ...]:

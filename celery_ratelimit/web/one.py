@@ -23,6 +23,8 @@ __all__ = ["PAGE", "limit", "parked"]
 
 #: Tasks on a page, and users of each kind that are named.
 PAGE, MOST_USERS = 25, 10
+#: Outcomes whose names do not say what has happened.
+_OUTCOMES = {"acquired": "started at once", "waited": "started after a wait"}
 
 
 def limit(app: Celery, name: str) -> Mapping[str, Any]:
@@ -35,12 +37,16 @@ def limit(app: Celery, name: str) -> Mapping[str, Any]:
     row = row_for(each, stats)
     drawn = charts(stats, code, changes)
     parts: dict[str, Any] = {
-        "state": {name: row[name] for name in ("state", "word", "used", "share")},
+        "state": {name: row[name] for name in ("state", "word", "used", "share", "used within", "held up")},
         "facts": [list(fact) for fact in facts_of(each, longest(app, each))],
         "is stored": each.standing.config.stored is not None,
         "is paused": each.paused_until is not None,
         "waits": _waits(stats),
-        "results": [[outcome.replace("_", " "), f"{number:,}"] for outcome, number in stats.results.items() if number],
+        "results": [
+            [_OUTCOMES.get(outcome, outcome.replace("_", " ")), f"{number:,}"]
+            for outcome, number in stats.results.items()
+            if number
+        ],
         "users": _users(stats),
         "history heads": list(HISTORY_HEADS),
         "history": [list(history_row(each)) for each in reversed(changes)],

@@ -12,7 +12,7 @@ from ..app.app_store import limiter_of
 from ..counts.stats import Moment, Stats
 from ..operations.limit_status import LimitStatus
 from ..operations.overview import overview
-from ..operations.wording import HEADS, busiest, rate_set_by, row_of
+from ..operations.wording import HEADS, busiest, rate_set_by, row_of, used_within
 from ..words import number_of, unnamed
 from .names import address_of
 
@@ -43,8 +43,10 @@ def row_for(each: LimitStatus, stats: Stats) -> dict[str, Any]:
         "word": each.state,
         "rank": busiest(each)[0],
         "share": None if each.share is None else round(100 * each.share),
+        "used within": used_within(each),
         "spark": _spark(each, stats),
         "attended": each.attended,
+        "held up": bool(each.held_up) and each.drains_in is None and each.paused_until is None,
     }
 
 
@@ -73,7 +75,6 @@ def _a_minute(each: LimitStatus) -> float | None:
 
 def _sentence(found: Sequence[LimitStatus]) -> str:
     states = Counter(each.state for each in found)
-    said = [f"{number} {state}" for state, number in states.items() if state != "idle"]
+    said = ", ".join(f"{number} {state}" for state, number in states.items())
     parked = sum(each.parked for each in found)
-    limits = f"{len(found)} limit{'' if len(found) == 1 else 's'}"
-    return ", ".join([limits, *said, *([f"{number_of(parked)} parked"] if parked else [])])
+    return number_of(len(found), "limit") + (said and f": {said}") + (f"; {number_of(parked)} parked" if parked else "")

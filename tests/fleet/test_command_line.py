@@ -64,7 +64,8 @@ def test_task_lookup_says_where_tasks_are_and_watch_shows_throttled_ones(new_fle
                 time.sleep(0.1)
             seen = watching.result()
         assert seen.exit_code == 0, seen.output
-        events = [json.loads(line) for line in seen.output.splitlines()]
+        events = [json.loads(line) for line in seen.stdout.splitlines()]
+        assert f"Waiting for throttled tasks of {NAME}, " in seen.stderr
         assert len(events) == 3
         assert {each["limit"] for each in events} == {NAME}
         assert {each["uuid"] for each in events} <= sent

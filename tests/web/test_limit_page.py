@@ -48,7 +48,7 @@ def test_page_shows_waits_users_outcomes_and_changes(app: Celery) -> None:
     assert [share for _, share in parts["waits"]["bars"] if share] == [90, 10]
     assert parts["users"]["task"] == [["shop.refund", "9", 100], ["shop.charge", "5", 56]]
     assert parts["users"]["key"] == [["k<1>", "5", 100]]
-    assert parts["results"] == [["acquired", "9"], ["waited", "1"], ["parked", "1"]]
+    assert parts["results"] == [["started at once", "9"], ["started after a wait", "1"], ["parked", "1"]]
     assert [row[2] for row in parts["history"]] == ["pause", "set"], "the newest first"
     assert [len(parts[f"chart {name}"]["marks"]) for name in ("3 minutes", "3 hours", "24 hours")] == [2, 2, 2]
     assert parts["parked"] == 3

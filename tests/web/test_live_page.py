@@ -37,7 +37,7 @@ def test_rows_show_what_status_shows(server: EmbeddedServer, store: redis.Redis)
     until(lambda: looks.at("")["limit stripe"]["share"], 10, "the end of the second of the starts")
     parts = looks.at("")
     stripe, gpu, tenant = parts["limit stripe"], parts["limit gpu"], parts["limit tenant"]
-    assert parts["sentence"] == "4 limits, 1 paused, 1 backlogged, 1 active, 40 tasks parked"
+    assert parts["sentence"] == "4 limits: 1 paused, 1 backlogged, 1 active, 1 idle; 40 tasks parked"
     assert (stripe["limit"], stripe["code"], stripe["parked"], stripe["word"]) == (
         "stripe",
         "100/s, burst 5",
@@ -53,6 +53,21 @@ def test_rows_show_what_status_shows(server: EmbeddedServer, store: redis.Redis)
     ranks = [parts[f"limit {name}"]["rank"] for name in ("tenant", "stripe", "gpu", "e\nmails")]
     assert ranks == sorted(ranks)
     limiter.release(place)
+
+
+def test_tasks_that_no_worker_can_start_are_a_warning(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = app_on(server)
+    park(app, "stripe", 3)
+    park(app, "tenant", 1, key="tenant:7", task="shop.sync", queue="celery")
+    looks = PageData(app)
+    assert not looks.at("")["limit stripe"]["held up"]
+    store.delete(*store.keys("*queues*"))
+    parts = looks.at("")
+    assert parts["limit stripe"]["held up"]
+    assert "no worker consumes queue 'celery'" in parts["limit stripe"]["state"]
+    assert not parts["limit gpu"]["held up"], "no task of it waits"
+    Limiter.from_app(app).pause("stripe", 60)
+    assert not looks.at("stripe")["state"]["held up"], "a pause says why"
 
 
 def test_changed_parts_alone_are_sent(read_only: Server, limiter: Limiter) -> None:

@@ -17,6 +17,11 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** The class of what shows a limit's state: tasks that no worker can start are a warning. */
+export function classOf(part) {
+  return `is-${part.word.replaceAll(" ", "-")}${part["held up"] ? " is-held-up" : ""}`;
+}
+
 /** The token in the fragment of this page's address, which no server is sent; "" if there is none. */
 export const tokenInAddress = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
 if (tokenInAddress) history.replaceState(null, "", location.pathname + location.search);

@@ -1,5 +1,5 @@
 // The page of one limit.
-import { listen, make, post, say } from "./common.js";
+import { classOf, listen, make, post, say } from "./common.js";
 import { draw } from "./chart.js";
 
 const root = document.getElementById("limit");
@@ -29,10 +29,12 @@ function chart() {
 
 const FILL = {
   state(part) {
-    at("state").className = `is-${part.word.replaceAll(" ", "-")}`;
+    at("state").className = classOf(part);
     say(at("state").firstElementChild, part.state);
     const used = part.used === "-" ? "nothing" : part.used;
-    say(at("used"), `${used} used${part.share === null ? "" : `, ${part.share} % lately`}`);
+    const share = part.share === null ? "" : `, ${part.share} %`;
+    const within = part["used within"] && ` (average of the last ${part["used within"]})`;
+    say(at("used"), `${used} used${share}${within}`);
   },
   facts: (part) => at("facts").replaceChildren(...pairs(part)),
   results: (part) => at("results").replaceChildren(...pairs(part)),

@@ -1,5 +1,5 @@
 // The table of all limits: a row each, changed where something has changed.
-import { listen, make, say } from "./common.js";
+import { classOf, listen, make, say } from "./common.js";
 
 const body = document.querySelector("#limits tbody");
 const rows = new Map();
@@ -34,7 +34,7 @@ function newRow(part) {
 }
 
 function fill(row, part) {
-  row.className = `is-${part.word.replaceAll(" ", "-")}`;
+  row.className = classOf(part);
   const cell = (name) => row.querySelector(`[data-name="${name}"]`);
   say(cell("rate").querySelector(".rate"), part.rate);
   say(cell("rate").querySelector(".by"), part["set by"] && `${part["set by"]}; in the code ${part.code}`);

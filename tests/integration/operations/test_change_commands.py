@@ -29,11 +29,14 @@ def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
     assert config.until is not None
     assert (config.by, config.reason, round(config.until - config.since)) == ("ann", "slow", 600)
     assert re.search("paused by .+ until resumed", run("pause", "stripe").output)
+    assert "paused" in run("unset", "stripe").output.splitlines()[1], "a pause is no rate"
     assert "paused" not in run("resume", "stripe").output.splitlines()[1]
+    run("set", "stripe", "30/s", "--burst", "9")
+    assert run("set", "stripe", "20/s").output.splitlines()[1].startswith("stripe: now 20/s, burst 5 "), "the code's"
     assert run("unset", "stripe").output.splitlines()[1] == "stripe: now 100/s, burst 5 (code)"
     assert run("unset", "stripe").output == "stripe: nothing to change: 100/s, burst 5 (code)\n"
     verbs = [each["verb"] for each in json.loads(run("history", "stripe", "--json").output)]
-    assert verbs == ["set", "pause", "resume", "unset"]
+    assert verbs == ["set", "pause", "unset", "resume", "set", "set", "unset"]
     said = json.loads(run("set", "tenant", "50/s", "--key", "tenant:7", "--burst", "3", "--json").output)
     assert (said["before"]["stored"], said["after"]["stored"], said["done"]) == (None, "50/s, burst 3", True)
     assert run("set", "gpu", "2").exit_code == 0
@@ -45,6 +48,7 @@ def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
 def test_weight_is_set_shown_and_returned_to_the_code(run: Run, app: Celery) -> None:
     app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}", "weights": {"gold": 4}}
     assert "gold   4       4            -      -" in run("weight", "crm").output
+    assert run("weight", "stripe").output == "stripe has no shares: it is not fair in the code.\n"
     assert run("weight", "crm", "acme", "2", "--reason", "a deal", "--by", "ann").exit_code == 0
     shown = json.loads(run("weight", "crm", "--json").output)
     assert [shown[each]["weight"] for each in ("acme", "gold")] == [2, 4]
@@ -62,7 +66,13 @@ def test_reset_fills_the_bucket(run: Run, app: Celery) -> None:
     limiter_of(app).pause("stripe", 60)
     found = run("reset", "stripe")
     assert found.exit_code == 0, found.output
-    assert found.output.splitlines()[1] == "stripe: now 5 of 5 permits free, 0 tasks about to start"
+    assert found.output.splitlines()[1] == "stripe: now 5 of 5 permits free, 0 tasks starting soon"
+
+
+def test_help_shows_what_each_command_does_in_a_line(run: Run) -> None:
+    commands = run("--help").output.partition("Commands:\n")[2].splitlines()
+    assert len(commands) == len(ratelimit.commands)
+    assert [line for line in commands if not line.endswith(".") or line.endswith("...")] == []
 
 
 def test_history_breaks_no_line(run: Run, app: Celery) -> None:

@@ -79,7 +79,16 @@ def test_status_shows_recent_use_beside_the_rate(run: Run, app: Celery, store: r
     assert (uncounted["used"], uncounted["share"]) == (None, None)
     assert each["stripe"]["used_in_minute"] == pytest.approx(1600 / 60)
     assert each["hourly"]["used_in_minute"] is None
-    assert "  used              40 of 50/s: 80%, on average 27 in the last minute\n" in run("status", "stripe").output
+    lines = run("status", "stripe", "hourly", "tenant", "gpu", "slow").output.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("  used ")] == [
+        "40 of 50/s on average in the last 10 s (80%); 27/s on average in the last minute",
+        "730 of 1000/h on average in the last 1 h (73%)",
+        "40/s on average in the last 10 s; 27/s on average in the last minute",
+        "1 of 4 (25%)",
+        "nothing in the last 1 d",
+    ]
+    queued = "  queued            0 in queue celery, messages of all tasks"
+    assert queued in lines
 
 
 def test_status_shows_max_parked(run: Run, app: Celery) -> None:

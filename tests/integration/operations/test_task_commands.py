@@ -31,6 +31,7 @@ def test_parked_tasks_are_listed_in_pages_by_turn(run: Run, app: Celery) -> None
     assert {page["parked"] for page in pages} == {7}
     waits = [each["turn"] - each["now"] for page in pages for each in page["tasks"] if each["key"] == "tenant:8"]
     assert waits == pytest.approx([0.0, 0.2, 0.4, 0.6], abs=0.001), "5/s"
+    assert run("parked", "tenant", "--number", "2").output.endswith("7 parked, page 1 of 4 (next: --page 2)\n")
     assert run("parked", "tenant", "--number", "2", "--page", "4").output.endswith("7 parked, page 4 of 4\n")
     assert json.loads(run("parked", "tenant", "--key", "tenant:7", "--json").output)["parked"] == 3
 
