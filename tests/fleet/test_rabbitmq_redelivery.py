@@ -105,10 +105,11 @@ def test_requeued_task_stays_below_the_delivery_limit(new_fleet: NewFleet, limit
             until(lambda i=index, w=what: fleet.log(i).count(w) == 4 and not waiting(), 20, f"4 times {what!r}")
             fleet.asked("ping")  # its loop has turned: what was published again is acknowledged
             fleet.kill(index)
-            until(lambda: waiting() == 4, 10, "all of them being at the broker again")
+            # On a slow machine not each: such a message is there twice, and its task would run twice.
+            until(lambda: waiting() >= 4, 10, "all of them being at the broker again")
         limiter.resume(WAIT, force=True)
         fleet.start()
-        fleet.wait_for_each(range(4), 20)
+        until(lambda: {start.index for start in fleet.starts()} == set(range(4)), 20, "the start of each task")
 
 
 @needs_quorum_queues
