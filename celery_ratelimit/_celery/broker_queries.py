@@ -87,8 +87,9 @@ def query_workers(app: Any, command: str, seconds: float, **arguments: Any) -> d
 
 def default_queue_of(app: Any, task: str) -> str | None:
     """The queue to which a task is sent unless its sender names one; None: not known."""
+    own = getattr(app.tasks.get(task), "queue", None)
     try:
-        queue = app.amqp.router.route({}, task).get("queue")
+        queue = app.amqp.router.route({"queue": own} if own else {}, task).get("queue")
     except Exception:  # a user's router, which may want arguments
         return None
     return None if queue is None else str(getattr(queue, "name", queue))

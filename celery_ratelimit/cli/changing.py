@@ -112,8 +112,9 @@ def resume(change: Change) -> None:
 def reset(change: Change) -> None:
     """Fill the bucket again, and forget the slots of waiting tasks.
 
-    Waiting tasks ask for permits again: parked tasks soon, tasks in workers at the time of their old slots at the
-    latest. Running tasks go on; under a concurrency limit they no longer count. A stored rate and a pause stay.
+    Waiting tasks ask for permits again: parked tasks soon and in their order, tasks in workers at the time of their old
+    slots at the latest. Running tasks go on; under a concurrency limit they no longer count. A stored rate and a
+    pause stay.
     """
     from ..app.app_limits import limits_of_app
     from ..app.app_store import limiter_of

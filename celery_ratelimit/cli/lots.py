@@ -144,7 +144,7 @@ def _take_out(
 @JSON
 @click.pass_context
 def drain(ctx: click.Context, force: bool, as_json: bool) -> None:
-    """Before you remove this package: empty all parking lots.
+    """Before you remove this package: return all parked tasks.
 
     Returns all parked tasks, and tasks on their way from a lot to a worker, to the queues that they were sent to. Stop
     the workers first: they would park the tasks again. Exits with status 1 and moves nothing while workers answer.

@@ -42,7 +42,7 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
         if enable:
             app.control.enable_events()
         of = ", ".join(map(plain, names)) or "all limits"
-        click.echo(f"Waiting for throttled tasks of {of}, from workers that send events. Ctrl-C ends.", err=True)
+        click.echo(f"Waiting for throttled tasks of {of}, from workers with -E (or --enable). Ctrl-C ends.", err=True)
         try:
             receiver.capture(limit=None, timeout=None, wakeup=False)
         except KeyboardInterrupt:

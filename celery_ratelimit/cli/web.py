@@ -37,7 +37,10 @@ def web(
     no_token: bool,
     allowed_hosts: tuple[str, ...],
 ) -> None:
-    """Serve a page with the status of all limits, live. Needs celery-ratelimit[web]."""
+    """Serve a live page of all limits, to read or to change them.
+
+    Only to read, unless --allow-changes is given. Needs celery-ratelimit[web].
+    """
     from ..app.settings import settings_of
     from ..store.url_text import without_password
     from ..words import clock

@@ -127,7 +127,7 @@ def _check_persistence(app: Celery) -> Iterator[str]:
     if not aof and not save:
         yield (
             "the store keeps nothing on disk (appendonly no, save ''): when it is restarted, all parked tasks are "
-            "lost. Set appendonly yes there, or throttle='wait' for tasks that must not be lost"
+            "lost, and the broker's messages, if it is the same server. Set appendonly yes there"
         )
 
 
