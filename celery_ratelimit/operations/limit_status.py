@@ -88,6 +88,8 @@ class LimitStatus:
         standings = self.of_keys if self.by_key else {"": self.standing, **self.of_keys}
         known = [(lot, standings[lot.key]) for lot in self.parking_lots if lot.key in standings]
         if not known:
+            if self.by_key and self.queued:
+                return Forecast(None, reason="the keys of the messages in the queues are not known")
             is_idle = not queued and not self.standing.waiting
             return Forecast(0.0) if is_idle else forecast(queued, self.standing, self.throughput, self.held_up)
         turns = [(lot.key, self.last_turn(lot, standing, queued)) for lot, standing in known]

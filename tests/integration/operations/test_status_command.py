@@ -91,6 +91,15 @@ def test_status_shows_recent_use_beside_the_rate(run: Run, app: Celery, store: r
     assert queued in lines
 
 
+def test_queued_messages_of_a_keyed_limit_make_its_forecast_unknown(run: Run, app: Celery) -> None:
+    assert "  drains in         -\n" in run("status", "tenant").output
+    app.send_task("shop.sync", ("7",))
+    assert (
+        "  drains in         not known: the keys of the messages in the queues are not known"
+        in run("status", "tenant").output
+    )
+
+
 def test_status_shows_max_parked(run: Run, app: Celery) -> None:
     for name, key in (("bounded", "{tenant}"), ("whole", None)):
 
