@@ -168,7 +168,7 @@ def _in_force(found: Sequence[LimitStatus]) -> Iterator[Metric]:
     longest = _gauge("shadow_longest_seconds", "Longest delay, in seconds, of such a request.")
     for each in found:
         name, config = each.name, each.standing.config
-        for source, limit in (("code", config.code), ("stored", config.stored)):
+        for source, limit in (("code", config.code), ("stored", config.override)):
             if limit is not None:
                 rate.add_metric([name, source], _rate_of(limit))
         paused.add_metric([name], float(config.paused > 0))

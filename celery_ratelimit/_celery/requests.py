@@ -12,6 +12,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * ``request.request_dict``: what the task is told when it starts. ``properties`` (request.py 173) and ``delivery_info``
   (177) are in it. ``Context.as_execution_options`` and ``Task.signature_from_request`` (celery/app/task.py 191, 784)
   do not publish ``properties``.
+* ``delivery_info["redelivered"]``, by which ``worker_deduplicate_successful_tasks`` goes (celery/app/trace.py 487).
 * ``Request._announce_revoked`` (celery/worker/request.py 464), of which :func:`end_revoked` is a copy, and
   ``Task.request_stack``.
 * ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
@@ -38,7 +39,7 @@ from celery.worker.request import Request
 
 from ..signals import task_throttled_out
 from .message_fields import stamp_of
-from .saved_message import marker_in, without_marker
+from .saved_message import REDELIVERED_HEADER, marker_in, without_marker
 
 __all__ = [
     "PERMIT",
@@ -164,6 +165,9 @@ def permit_in(request: Any) -> Mapping[str, Any] | None:
 def remove_marker(request: Any) -> None:
     """Undo in a request what its return has changed: its task finds the request as it was sent."""
     fields = request.request_dict
+    if fields.get(REDELIVERED_HEADER) is True:
+        del fields[REDELIVERED_HEADER]
+        request.delivery_info["redelivered"] = True
     marker = without_marker(fields)
     if marker:
         fields["eta"] = marker.get("eta")

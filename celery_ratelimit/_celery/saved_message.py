@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "DELIVERY_COUNTS",
+    "REDELIVERED_HEADER",
     "RETURN_HEADER",
     "THROTTLES_HEADER",
     "Parcel",
@@ -36,6 +37,8 @@ SURVIVOR_HEADER = "celery-ratelimit-survivor"
 COPY_HEADER = "celery-ratelimit-copy"
 #: The header of a message whose task was put back because its upstream refused its call: how often that was.
 THROTTLES_HEADER = "celery-ratelimit-upstream-throttles"
+#: The header, ``True``, of a message whose broker had delivered it before: of a published one the broker does not say so.
+REDELIVERED_HEADER = "celery-ratelimit-redelivered"
 
 #: The headers in which a quorum queue says how often it has delivered a message (the second since RabbitMQ 4.3).
 DELIVERY_COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -239,6 +242,8 @@ def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | Non
     properties = dict(message.properties or {})
     options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
     headers = {name: value for name, value in headers.items() if name not in DELIVERY_COUNTS}
+    if (message.delivery_info or {}).get("redelivered"):
+        headers[REDELIVERED_HEADER] = True
     return {
         "to": to,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),

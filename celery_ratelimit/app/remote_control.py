@@ -48,8 +48,8 @@ def ratelimit_set(state: Any, name: str, rate: str, **kwargs: Any) -> dict[str, 
     def do(limiter: Any) -> str:
         config = limiter.config(name)
         if (
-            config.stored is not None
-            and getattr(config.stored, "rate", "") == rate
+            config.override is not None
+            and getattr(config.override, "rate", "") == rate
             and time.time() < config.since + TOGETHER
         ):
             return f"{name} is {rate} already"

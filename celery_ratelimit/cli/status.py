@@ -115,6 +115,7 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "state": each.state,
         "code": config.code,
         "stored": config.stored,
+        "in_force": config.in_force,
         "by": config.by,
         "reason": config.reason,
         "since": config.since or None,

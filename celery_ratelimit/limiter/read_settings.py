@@ -9,7 +9,7 @@ from typing import Any
 from ..limits.adaptive import adapted_share
 from ..limits.any_limit import AnyLimit
 from ..limits.key_rates import limit_of_key
-from ..limits.stored_settings import LimitConfig, StoredShadow, is_other_kind, limit_stored
+from ..limits.stored_settings import LimitConfig, StoredShadow, is_in_force, limit_stored
 from ..store.resp import text as text_of
 
 __all__ = ["read_config", "read_shadow", "read_stored"]
@@ -21,14 +21,16 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
     code = None if code is None else limit_of_key(code, key, ask=False)
     found = [read_stored(text, int(now)) for text in texts[:2]]
     of_all, of_key = found[0], found[-1]
-    which = of_key if of_key["stored"] is not None else of_all
+    known = [each for each in (of_key, of_all) if each["stored"] is not None]
+    valid = [each for each in known if is_in_force(each["stored"], code)]
+    which = next(iter(valid + known), of_all)
     stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
     return LimitConfig(
         name=name,
         key=key,
         code=code,
         stored=stored,
-        in_force=code if stored is None or (code is not None and is_other_kind(code, stored)) else stored,
+        in_force=stored if valid else code,
         since=which["since"] / 1e6,
         until=which["until"] / 1e6 if which["until"] else None,
         by=which["by"],

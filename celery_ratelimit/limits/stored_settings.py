@@ -17,7 +17,7 @@ __all__ = [
     "Stored",
     "StoredShadow",
     "WeightConfig",
-    "is_other_kind",
+    "is_in_force",
     "limit_stored",
     "limit_to_store",
 ]
@@ -67,7 +67,8 @@ class LimitConfig:
         name: the limit's name.
         key: the bucket's key; ``""``: the whole limit.
         code: the limit in this process's quotas; ``None``: not there.
-        stored: the stored limit: for the key, else for the whole limit; ``None``: none.
+        stored: the stored limit: for the key, else for the whole limit; ``None``: none. One that is not in force, as it
+            is a rate and the code's limit a :class:`Concurrency` or the reverse, is left out if the other one is.
         in_force: the limit that decides: the stored one, else the code's; ``None``: neither is known here.
         since: when the stored limit was set, in seconds since 1970; 0.0: none is.
         until: when the stored limit ends, in seconds since 1970; ``None``: no end.
@@ -96,6 +97,11 @@ class LimitConfig:
     stored_shadow: StoredShadow | None = None
     changed: float = 0.0
     paused_by: str = ""
+
+    @property
+    def override(self) -> AnyLimit | None:
+        """The stored limit, if it is in force; ``None``: the code's limit is."""
+        return self.stored if self.stored == self.in_force else None
 
     @property
     def shadow(self) -> bool:
@@ -162,7 +168,7 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
         limit = replace(rate, name=name)
     else:
         raise ConfigurationError(f"limit {name!r}: {shown(rate)} is neither a rate, such as '100/s', nor a Limit")
-    if code is not None and is_other_kind(code, limit):
+    if code is not None and isinstance(code, Concurrency) != isinstance(limit, Concurrency):
         raise ConfigurationError(
             f"limit {name!r} is {code} in the code: a stored limit cannot turn a rate into a Concurrency, or the "
             "reverse. Give the new limit another name"
@@ -170,14 +176,14 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     return limit
 
 
-def is_other_kind(limit: AnyLimit, other: AnyLimit) -> bool:
-    """Whether one is a rate and the other a Concurrency: a stored limit of the other kind is not in force."""
-    return isinstance(limit, Concurrency) != isinstance(other, Concurrency)
+def is_in_force(said: Mapping[str, Any], code: AnyLimit | None) -> bool:
+    """Whether a limit that is stored as ``said`` is in force: it is a rate or a Concurrency, as the code's limit is."""
+    return code is None or isinstance(code, Concurrency) != ("rate" in said)
 
 
 def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
     """The limit that is stored as ``said``; options that are not stored are those of the code's limit."""
-    if isinstance(code, Concurrency) == ("rate" in said):
+    if not is_in_force(said, code):
         code = None  # the code's limit has become one of the other kind, whose options are others
     ours: dict[str, Any] = {}
     if code is not None:

@@ -94,9 +94,9 @@ def check_store(app: Celery) -> Iterator[str]:
         for standing in standings_of(app, {name: each.limit for name, each in used.items()}):
             config = standing.config
             cost = used[config.name].limit.cost
-            if config.stored is not None and isinstance(cost, int) and cost > config.stored.most:
+            if config.override is not None and isinstance(cost, int) and cost > config.override.most:
                 yield (
-                    f"limit {config.name!r} is stored as {config.stored} by {config.by}, and each of its calls costs "
+                    f"limit {config.name!r} is stored as {config.override} by {config.by}, and each of its calls costs "
                     f"{cost}: none can ever be granted. Store a burst of at least {cost}, or unset it"
                 )
     except StoreUnavailable as error:

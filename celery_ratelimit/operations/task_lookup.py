@@ -124,9 +124,9 @@ class Explanation:
             lines.append(f"It was sent to the queue {self.queue!r}, and was throttled first {self._ago(self.since)}.")
         config = self.config
         if config is not None:
-            by = f", set by {config.by} {self._ago(config.since)}" if config.stored is not None else ", as in the code"
-            reason = f" ({config.reason})" if config.reason else ""
-            lines.append(f"The limit is {config.in_force or 'not known here'}{by}{reason}.")
+            is_set, reason = config.override is not None, f" ({config.reason})" if config.reason else ""
+            by = f", set by {config.by} {self._ago(config.since)}{reason}" if is_set else ", as in the code"
+            lines.append(f"The limit is {config.in_force or 'not known here'}{by}.")
             if config.paused:
                 by = f" by {config.paused_by}" if config.paused_by else ""
                 lines.append(f"The limit is paused{by} {end_of('resumed', self.now + config.paused, self.now)}.")

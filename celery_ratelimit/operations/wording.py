@@ -66,13 +66,13 @@ def busiest(each: LimitStatus) -> tuple[int, int, str]:
 
 
 def rate_set_by(config: LimitConfig) -> str:
-    """The stored limit, its author, end and reason, and the share in force after refused calls; ``""``: neither."""
+    """The stored limit, also if not in force, its author, end and reason; the share after refused calls; or ``""``."""
     share = f"adaptive: {config.share:.0%} of the rate now" if config.share < 1 else ""
     if config.stored is None:
         return share
     until = f", {end_of('unset', config.until)}" if config.until else ""
     reason = f", {config.reason!r}" if config.reason else ""
-    share = share and f", {share}"
+    share = ("" if config.override is not None else ", not in force") + (share and f", {share}")
     return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}{share}")
 
 
@@ -88,7 +88,7 @@ def shadow_set_by(config: LimitConfig) -> str:
 def in_force_now(config: LimitConfig) -> str:
     """The rate in force of a limit and its author, its shadow and its pause."""
     rate = rate_set_by(config)
-    if config.stored is None:
+    if config.override is None:
         rate = f"{unnamed(config.code)} (code)" + (rate and f", {rate}")
     if config.shadow:
         rate += f", in shadow {shadow_set_by(config)}"

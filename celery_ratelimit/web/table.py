@@ -39,7 +39,7 @@ def row_for(each: LimitStatus, stats: Stats) -> dict[str, Any]:
         **dict(zip(_COLUMNS, row_of(each), strict=True)),
         "address": address_of(each.name),
         "rate": unnamed(config.in_force),
-        "set by": rate_set_by(config).removeprefix(unnamed(config.stored)).strip(),
+        "set by": rate_set_by(config).removeprefix(unnamed(config.override)).strip(),
         "word": each.state,
         "rank": busiest(each)[0],
         "share": None if each.share is None else round(100 * each.share),

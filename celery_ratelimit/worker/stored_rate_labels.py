@@ -28,8 +28,8 @@ class _Known(NamedTuple):
 
 
 def stored_in_place_of(code: AnyLimit, config: Any) -> str:
-    """The stored rate and its author, ``20/s set by anna``; empty: none is stored, or the code's."""
-    stored = config.stored
+    """The stored rate and its author, ``20/s set by anna``; empty: none is in force, or it is the code's."""
+    stored = config.override
     if stored is None:
         return ""
     if isinstance(code, Limit) and isinstance(stored, Limit):
@@ -82,7 +82,7 @@ class StoredLimitLabels:
         except Exception as error:  # a label is for the log alone, and must not disturb a task
             logger.debug("what is stored for the limit %r cannot be read: %r", demand.name, error)
             return None
-        in_force = config.stored or demand.limit
+        in_force = config.override or demand.limit
         if len(self._known) >= _KNOWN:
             self._known.clear()
         known = _Known(stored_in_place_of(demand.limit, config), in_force.interval)

@@ -8,7 +8,7 @@
 -- key_settings key, one for each limit: sorted set, "p" (a pause) or "r" (a rate) and the key of a bucket that has one of its own -> us
 -- at which it ends, ENDLESS if it has no end. Expires with the last of them.
 --
--- Gives config, a table, and its text; HOUR_US; has_rate(text), whether a rate is stored in a config; note_rate(note), of the rate that
+-- Gives config, a table, and its text; HOUR_US; has_rate(text), whether a rate is stored in a config (places are none); note_rate(note), of the rate that
 -- is stored now; pause_until(us), which notes the author of the pause; write_config(), which writes it; keep_config(verb), which writes it, and the
 -- change; tell(), which tells the requests that wait.
 --!include config_format.lua
@@ -18,7 +18,7 @@ local text = call('GET', CONFIG_KEY)
 
 local function has_rate(stored)
     local _, expiry, _, method = match(stored or '', CONFIG)
-    return method and method ~= '-' and (expiry == '0' or expiry - now > 0)
+    return method and method ~= '-' and method ~= 'concurrency' and (expiry == '0' or expiry - now > 0)
 end
 
 -- The note of a rate names its author, and in `paused` the author of a pause, which stays.

@@ -8,11 +8,14 @@ import time
 from typing import Any
 
 from celery.exceptions import Reject
+from celery.signals import task_postrun
 
 from celery_ratelimit import RateLimitedTask
 from tests.apps.fleet import RATE, app, note
 
 __all__ = ["app"]
+
+ERRORS = {"SystemExit": SystemExit, "MemoryError": MemoryError, "Reject": Reject, "OSError": OSError}
 
 
 def body(self: Any, index: int, seconds: float = 0.0, error: str = "") -> None:
@@ -21,8 +24,8 @@ def body(self: Any, index: int, seconds: float = 0.0, error: str = "") -> None:
         time.sleep(seconds)
     if error == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
-    if error:
-        raise {"SystemExit": SystemExit, "MemoryError": MemoryError, "Reject": Reject, "OSError": OSError}[error](1)
+    if error in ERRORS:
+        raise ERRORS[error](1)
 
 
 for _name, _options in {
@@ -33,3 +36,10 @@ for _name, _options in {
     "free": {},
 }.items():
     app.task(bind=True, name=f"{__name__}.{_name}", **_options)(body)
+
+
+@task_postrun.connect
+def end_worker(args: Any, **_: Any) -> None:
+    """The result is stored, and the message is not acknowledged yet."""
+    if "SIGKILL afterwards" in args:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 import redis
 
-from celery_ratelimit import Adaptive, Limit, Limiter
+from celery_ratelimit import Adaptive, Concurrency, Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
 
@@ -51,6 +51,13 @@ def test_stored_window_of_an_adaptive_limit_pauses(limiter: Limiter) -> None:
     limiter.set_rate("api", Limit("1000/m", algorithm="sliding_log", name="api"))
     assert limiter.throttled("api") >= 1
     assert limiter.config("api").share == 1.0
+
+
+def test_stored_concurrency_is_not_in_force_and_an_adaptive_limit_adapts(limiter: Limiter) -> None:
+    """The code's limit was a Concurrency before."""
+    limiter.set_rate(Concurrency(2, name="api"), Concurrency(2, name="api"))
+    assert limiter.throttled("api") == 0
+    assert share(limiter) == pytest.approx(0.7)
 
 
 def test_refused_rate_is_approached_slowly_and_exceeded_later(limiter: Limiter, clock: Clock) -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from celery_ratelimit._celery.consumed_queues import ConsumedQueues
 from celery_ratelimit._celery.publish_again import publish
-from celery_ratelimit._celery.saved_message import ReturnAddress, marker_in, marker_in_headers, parcel_of, set_countdown
+from celery_ratelimit._celery.requests import remove_marker
+from celery_ratelimit._celery.saved_message import (
+    ReturnAddress,
+    as_sent,
+    marker_in,
+    marker_in_headers,
+    parcel_in,
+    parcel_of,
+    set_countdown,
+)
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
 BACK = {**MARKER, "lot": ["name", "key"], "id": "1@celery", "copy": 2, "since": 5}
@@ -22,6 +31,7 @@ def a_request(**headers: Any) -> SimpleNamespace:
     message = SimpleNamespace(
         headers={"id": "1", "eta": None} | headers,
         properties={"correlation_id": "1"},
+        delivery_info={},
         body=b"[]",
         content_type="application/json",
         content_encoding="utf-8",
@@ -56,6 +66,31 @@ def test_users_own_header_is_kept_and_is_no_marker(own: Any) -> None:
     assert marker_in_headers(producer.headers)["copy"] == 1
     back = parcel_of(a_request(**producer.headers), "celery", None)
     assert back["headers"] == request.message.headers
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_task_of_a_redelivered_message_finds_that_it_was_redelivered(redelivered: bool) -> None:
+    """The broker says so of a message, and not of the same message when it is published again."""
+    request = a_request()
+    request.message.delivery_info["redelivered"] = redelivered
+    parked = parcel_of(request, "celery", BACK_BY)
+    producer = Published()
+    publish(producer, parked, 1.0)
+    returned = a_request(**producer.headers)
+    routes = [
+        producer.headers,
+        as_sent(parked)["headers"],
+        parcel_of(request, "slow", None)["headers"],  # redirected
+        parcel_of(returned, "celery", BACK_BY)["headers"],  # throttled again
+        as_sent(parcel_in(returned.message))["headers"],  # from its return queue
+    ]
+    for headers in routes:
+        again = a_request(**headers)
+        again.request_dict = dict(headers)
+        again.delivery_info["redelivered"] = False
+        remove_marker(again)
+        assert again.delivery_info == {"exchange": "", "routing_key": "celery", "redelivered": redelivered}
+        assert again.request_dict == {"id": "1", "eta": None}, "a retry does not inherit it"
 
 
 def test_overlong_routing_key_invalidates_the_marker() -> None:
