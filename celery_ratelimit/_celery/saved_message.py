@@ -37,7 +37,7 @@ SURVIVOR_HEADER = "celery-ratelimit-survivor"
 COPY_HEADER = "celery-ratelimit-copy"
 #: The header of a message whose task was put back because its upstream refused its call: how often that was.
 THROTTLES_HEADER = "celery-ratelimit-upstream-throttles"
-#: The header, ``True``, of a message whose broker had delivered it before: of a published one the broker does not say so.
+#: The header, ``True``, of a message that the broker had delivered before. Published anew, it does not say so itself.
 REDELIVERED_HEADER = "celery-ratelimit-redelivered"
 
 #: The headers in which a quorum queue says how often it has delivered a message (the second since RabbitMQ 4.3).

@@ -167,6 +167,7 @@ def test_drained_copy_is_as_it_was_sent_but_for_its_number(parking: Backlog, clo
         "celery-ratelimit-copy": copy,
     }
     message.properties, message.body, message.content_type, message.content_encoding = {}, "", "json", "utf-8"
+    message.delivery_info = {}
     request = SimpleNamespace(message=message, delivery_info={}, expires=None)
     headers = parcel_of(request, "q", ReturnAddress("q.throttled"), ID)["headers"]
     assert "celery-ratelimit-copy" not in headers
