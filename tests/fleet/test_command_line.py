@@ -35,7 +35,7 @@ def test_task_lookup_says_where_tasks_are_and_watch_shows_throttled_ones(new_fle
         first = fleet.send("retry", 0)
         fleet.start("-E")
         assert first.get(timeout=60) == 0
-        assert lots.explain(first.id).where == "ended"
+        until(lambda: lots.explain(first.id).where == "ended", 20, "the worker noticing its end")
         assert str(lots.explain(first.id)) == f"Task {first.id} has ended: SUCCESS."
         results = fleet.send_each("retry", range(1, 21))
         until(lambda: sum(lot.parked for lot in lots.lots()) == len(results), 20, "a backlog that is parked")

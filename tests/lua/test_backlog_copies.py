@@ -159,7 +159,9 @@ def test_drained_copy_is_as_it_was_sent_but_for_its_number(parking: Backlog, clo
     """It keeps the number when it is sent back to be parked, too."""
     follow("park 1", parking, clock, store)
     (handed,) = taken(parking, "drained")
-    message = SimpleNamespace(headers=as_sent(read_parcel(handed), marker_of(BUCKET, handed))["headers"])
+    message = SimpleNamespace(
+        delivery_info={}, headers=as_sent(read_parcel(handed), marker_of(BUCKET, handed))["headers"]
+    )
     assert not marker_in(message), "it did not return"
     copy = {"lot": list(BUCKET), "id": ID, "copy": 1}
     assert {key: value for key, value in message.headers.items() if value is not None} == {
@@ -167,9 +169,8 @@ def test_drained_copy_is_as_it_was_sent_but_for_its_number(parking: Backlog, clo
         "celery-ratelimit-copy": copy,
     }
     message.properties, message.body, message.content_type, message.content_encoding = {}, "", "json", "utf-8"
-    message.delivery_info = {}
     request = SimpleNamespace(message=message, delivery_info={}, expires=None)
     headers = parcel_of(request, "q", ReturnAddress("q.throttled"), ID)["headers"]
     assert "celery-ratelimit-copy" not in headers
-    again = copy_in(SimpleNamespace(headers=headers))
+    again = copy_in(SimpleNamespace(delivery_info={}, headers=headers))
     assert {key: again[key] for key in copy} == copy
