@@ -80,13 +80,13 @@ def _happen(client: redis.Redis) -> None:
     for ago, change in (
         (5100, lambda: past.pause("crm", 800, by="ann", reason="the CRM is being migrated")),
         (4300, lambda: past.set_rate("crm", "10/s", by="ann", reason="half until it is warm")),
-        (2400, lambda: past.unset_rate("crm", by="ben, on the page", reason="it is warm")),
-        (1500, lambda: past.set_weight("crm", "silver", 2, by="ben, on the page", reason="contract of November")),
+        (2400, lambda: past.unset_rate("crm", by="ben (web page)", reason="it is warm")),
+        (1500, lambda: past.set_weight("crm", "silver", 2, by="ben (web page)", reason="contract of November")),
     ):
         client.set("pictures:clock", int((now - ago) * 1e6))
         change()
     limiter.set_rate("openai-requests", "300/m", by="ann", reason="shared with research this week")
-    limiter.pause("sms-gateway", 1800, by="ben, on the page", reason="provider maintenance")
+    limiter.pause("sms-gateway", 1800, by="ben (web page)", reason="provider maintenance")
     for name, number in _PARKED.items():
         park(app, name, next(task for task, limit in SHOP.items() if limit.name == name), number)
         for n in range(100):  # what has a slot already

@@ -47,16 +47,16 @@ def owners_of(app: Any) -> dict[str, Owned]:
     return owned
 
 
-def limits_shown(app: Any) -> str:
-    """Each limit of an app with its tasks and queues, one line each; empty if there are none."""
+def limits_shown(app: Any) -> list[str]:
+    """Each limit of an app with its tasks and queues, one line each."""
     lines = []
     for _, (limit, tasks, queues) in sorted(owners_of(app).items()):
         held_for = _named("task", tasks) + _named("queue", queues)
         by_key = f", by {limit.key!r}" if isinstance(limit.key, str) else ", by key" if limit.key is not None else ""
         in_shadow = ", in shadow" if limit.shadow else ""
         parked = f", at most {limit.max_parked} parked" if limit.max_parked is not None else ""
-        lines.append(plain(f"  . {limit}{by_key}{in_shadow}{parked} ({'; '.join(held_for)})"))
-    return "\n".join(lines)
+        lines.append(plain(f"{limit}{by_key}{in_shadow}{parked} ({'; '.join(held_for)})"))
+    return lines
 
 
 def forgotten(app: Any, consumed: Collection[str] = ()) -> list[str]:

@@ -52,7 +52,7 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
     RATE is a text such as "20/s", or a number for a concurrency limit. Or put the whole limit into shadow, and in force
     again.
     """
-    from ..operations.wording import parse_limit
+    from ..operations.requested_limit import requested_limit
 
     name, key = change.name, change.key
     if rate is None and shadow is None:
@@ -62,7 +62,7 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
 
     def do(limiter: Any) -> bool:
         done = rate is not None and limiter.set_rate(
-            name, parse_limit(limiter, name, rate, burst), key=key, for_=for_, **change.said
+            name, requested_limit(limiter, name, rate, burst), key=key, for_=for_, **change.said
         )
         return (shadow is not None and limiter.set_shadow(name, shadow, **change.said)) or bool(done)
 

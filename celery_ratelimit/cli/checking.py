@@ -33,7 +33,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     from ..worker.bootstep import GateStep
 
     app = ctx.obj.app
-    limits, warnings, notes = "", list[str](), list[str]()
+    limits, warnings, notes = list[str](), list[str](), list[str]()
     try:
         import_tasks(app)
         # Else a worker does not look at its settings either.
@@ -51,13 +51,22 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
             of_fleet, notes = _of_fleet(app)
             warnings += of_fleet
     if as_json:
-        show_json({"limits": limits.splitlines(), "warnings": warnings, "notes": notes})
+        show_json({"limits": limits, "warnings": warnings, "notes": notes})
     else:
-        click.echo("\n".join(plain(line) for line in limits.splitlines()) or NO_LIMITS)
+        for limit in limits:
+            click.echo(plain(limit))
+        if not limits:
+            click.echo(NO_LIMITS)
         for warning in warnings:
             click.echo(f"Warning: {plain(warning)}", err=True)
         for note in notes:
             click.echo(f"Note: {plain(note)}")
+        if limits and not warnings:
+            click.echo(
+                "Nothing looks wrong."
+                if fleet
+                else "Nothing looks wrong in the code. (--fleet asks the store and workers, too.)"
+            )
     if fleet and warnings:
         ctx.exit(1)
 

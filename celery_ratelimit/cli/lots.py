@@ -140,14 +140,15 @@ def _take_out(
 
 
 @click.command()
-@force_option("Although workers answer: for a fleet of which a part is stopped.")
+@force_option("Even if workers answer: they park returned tasks again.")
 @JSON
 @click.pass_context
 def drain(ctx: click.Context, force: bool, as_json: bool) -> None:
     """Before you remove this package: return all parked tasks.
 
-    Returns all parked tasks, and tasks on their way from a lot to a worker, to the queues that they were sent to. Stop
-    the workers first: they would park the tasks again. Exits with status 1 and moves nothing while workers answer.
+    Returns all parked tasks, and tasks on their way from a parking lot to a worker, to the queues that they were sent
+    to. Stop the workers first: they would park the tasks again. Exits with status 1 and moves nothing while workers
+    answer.
     """
     tasks = _lots(app_of(ctx)).drain(force=force)
     if as_json:

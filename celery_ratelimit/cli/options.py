@@ -38,7 +38,7 @@ def force_option(help: str) -> Callable[[Any], Any]:
     return click.option("--force", is_flag=True, help=help)
 
 
-FORCE = force_option("Although this app has no limit of that name.")
+FORCE = force_option("Even if this app has no limit of that name.")
 KEY = click.option("--key", help="Only this bucket of a limit that is kept by key, as in tenant:7.")
 
 _REASON = click.option("--reason", default="", help="Why, in at most 200 characters: shown in status and history.")

@@ -42,7 +42,11 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
         if enable:
             app.control.enable_events()
         of = ", ".join(map(plain, names)) or "all limits"
-        click.echo(f"Waiting for throttled tasks of {of}, from workers with -E (or --enable). Ctrl-C ends.", err=True)
+        click.echo(
+            f"Waiting for throttled tasks of {of}, from workers that run with -E, "
+            "or from all with --enable. Ctrl-C ends.",
+            err=True,
+        )
         try:
             receiver.capture(limit=None, timeout=None, wakeup=False)
         except KeyboardInterrupt:
@@ -52,6 +56,6 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
 def _line(event: dict[str, Any]) -> str:
     key = f", key {event['key']!r}" if event.get("key") else ""
     wait = event.get("retry_after")
-    turn = f", in {wait:.2f} s" if isinstance(wait, (int, float)) else ""
+    turn = f", its turn is in {wait:.2f} s" if isinstance(wait, (int, float)) else ""
     said = f"{event.get('limit') or 'the store'} ({event.get('rate', '?')}{key}): {event.get('outcome', '?')}{turn}"
     return plain(f"{clock(event.get('timestamp'))} {event.get('hostname', '?')} {event.get('uuid', '?')} {said}")

@@ -35,7 +35,7 @@ def weight(change: Change, share: str | None, weight: str | None) -> None:
     elif not found:
         code = limits_of_app(app).get(change.name) or limiter.quotas.get(change.name)
         has_shares = code is None or code.fair is not None
-        none = f"{plain(change.name)} has no shares: it is not fair in the code."
+        none = f"{plain(change.name)} has no shares: the code gives it no fair=."
         click.echo("Every share has the weight 1." if has_shares else none)
     else:
         heads = ("SHARE", "WEIGHT", "IN THE CODE", "SINCE", "CHANGED BY")

@@ -25,6 +25,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
     valid = [each for each in known if is_in_force(each["stored"], code)]
     which = next(iter(valid + known), of_all)
     stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
+    pause = max(of_all, of_key, key=lambda said: int(said["paused"]))
     return LimitConfig(
         name=name,
         key=key,
@@ -38,7 +39,8 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
         changed=max(of_all["changed"], of_key["changed"]) / 1e6,
-        paused_by=max(of_all, of_key, key=lambda said: int(said["paused"]))["paused_by"],
+        paused_by=pause["paused_by"],
+        pause_reason=pause["pause_reason"],
         share=of_key["share"] if of_key["share"] < 1 else of_all["share"],
         stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else _marked(texts[0]),
     )
@@ -55,7 +57,7 @@ def read_stored(text: str, now: int) -> dict[str, Any]:
         "version": 0,
         "paused": 0,
     }
-    nothing |= {"changed": 0, "share": 1.0, "paused_by": ""}
+    nothing |= {"changed": 0, "share": 1.0, "paused_by": "", "pause_reason": ""}
     if not text:
         return nothing
     numbers, _, note = text.partition("\n")
@@ -64,7 +66,8 @@ def read_stored(text: str, now: int) -> dict[str, Any]:
     changed = max(at for at in (0, *map(int, (until, paused, since, resumed))) if at <= now)
     said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now), "changed": changed}
     kept = json.loads(note or "{}")
-    said["paused_by"] = str(kept.get("paused", {}).get("by", ""))
+    pause = kept.get("paused", {})
+    said["paused_by"], said["pause_reason"] = str(pause.get("by", "")), str(pause.get("reason", ""))
     if adapted:
         said["share"] = adapted_share(now, *map(int, adapted.split()))
     if method == "-" or 0 < int(until) <= now:

@@ -79,6 +79,7 @@ class LimitConfig:
         share: of the rate that is in force now; below 1.0: the limit is adaptive, and its upstream has refused calls.
         changed: when a stored rate or a pause last began or ended, in seconds since 1970; 0.0: not known.
         paused_by: author of the pause; ``429 of task …`` if an upstream has caused it.
+        pause_reason: reason of the pause, if given.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
@@ -97,6 +98,7 @@ class LimitConfig:
     stored_shadow: StoredShadow | None = None
     changed: float = 0.0
     paused_by: str = ""
+    pause_reason: str = ""
 
     @property
     def override(self) -> AnyLimit | None:

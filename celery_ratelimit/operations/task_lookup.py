@@ -129,7 +129,10 @@ class Explanation:
             lines.append(f"The limit is {config.in_force or 'not known here'}{by}.")
             if config.paused:
                 by = f" by {config.paused_by}" if config.paused_by else ""
-                lines.append(f"The limit is paused{by} {end_of('resumed', self.now + config.paused, self.now)}.")
+                reason = f" ({config.pause_reason})" if config.pause_reason else ""
+                lines.append(
+                    f"The limit is paused{by} {end_of('resumed', self.now + config.paused, self.now)}{reason}."
+                )
         if self.share is not None and self.weight is not None:
             lines.append(f"Its share {self.share!r} has the weight {self.weight:g}.")
         if self.forecast is not None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from ..errors import ConfigurationError, StoreMisconfigured, shown
-from ..limiter.limiter import Limiter
-from ..limits.any_limit import AnyLimit
+from ..errors import StoreMisconfigured
 from ..limits.concurrency import Concurrency
-from ..limits.rate_limit import Limit
 from ..limits.stored_settings import Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
 from .bucket_status import use_window
@@ -29,7 +24,6 @@ __all__ = [
     "history_row",
     "in_force_now",
     "parked_row",
-    "parse_limit",
     "rate_set_by",
     "row_of",
     "shadow_set_by",
@@ -94,30 +88,29 @@ def in_force_now(config: LimitConfig) -> str:
         rate += f", in shadow {shadow_set_by(config)}"
     if not config.paused:
         return rate
-    return f"{rate}, paused{paused_by(config)} {end_of('resumed', time.time() + config.paused)}"
+    return f"{rate}, {pause_said(config, time.time() + config.paused)}"
 
 
-def paused_by(config: LimitConfig) -> str:
-    """The author of a pause."""
-    return plain(f" by {config.paused_by}") if config.paused_by else ""
+def pause_said(config: LimitConfig, until: float) -> str:
+    """A pause, its author, end and reason."""
+    by = f" by {config.paused_by}" if config.paused_by else ""
+    return plain(
+        f"paused{by} {end_of('resumed', until)}" + (f", {config.pause_reason!r}" if config.pause_reason else "")
+    )
 
 
 def row_of(each: LimitStatus) -> tuple[str, ...]:
     """The status of a limit, as :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
-    state = (
-        f"paused{paused_by(config)} {end_of('resumed', each.paused_until)}"
-        if each.paused_until is not None
-        else each.state
-    )
+    state = each.state if each.paused_until is None else pause_said(config, each.paused_until)
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
         rate_set_by(config) or "-",
         _used(each),
         left,
-        "-" if each.by_key else str(standing.waiting),
+        "by key" if each.by_key else str(standing.waiting),
         str(each.parked),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
@@ -163,6 +156,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     if config.code is not None and config.code.max_parked is not None:
         lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
+    queued = ", with the queued messages" if each.queued and each.drains_in and not each.by_key else ""
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("override", row["OVERRIDE"]),
@@ -172,14 +166,17 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST PARKED']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("queued", row["QUEUED"] + _in_queues(each)),
-        ("drains in", "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast).removeprefix("in "))),
+        (
+            "drains in",
+            "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast).removeprefix("in ")) + queued,
+        ),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]
     if each.shadow_report is not None:
         facts.append(("in shadow", f"{shadow_set_by(config)}: {each.shadow_report}"))
     if each.paused_until is not None:
-        facts.append((f"paused{paused_by(config)}", end_of("resumed", each.paused_until)))
+        facts.append(("paused", pause_said(config, each.paused_until).removeprefix("paused ")))
     if each.upstream:
         facts.append(("upstream", f"{upstream_said(each.upstream)} in the last hour"))
     facts += [("not published", plain(str(failure))) for failure in each.failures]
@@ -262,28 +259,6 @@ def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
         clock(task.since),
         wait,
     )
-
-
-def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> str | AnyLimit:
-    """A new limit for ``name``: a concurrency limit for a number; else a rate, with the other options of the code."""
-    code, is_number = limiter.config(name, force=True).code, re.fullmatch("[0-9]{1,99}", rate)
-    if isinstance(code, Concurrency) and not (is_number and 1 <= int(rate) < 10**9):
-        raise ConfigurationError(
-            f"limit {name!r} is {unnamed(code)} in the code, and {shown(rate)} is no number of leases: "
-            "write a whole number, 1 to 999999999"
-        )
-    if isinstance(code, Limit) and is_number:
-        raise ConfigurationError(
-            f"limit {name!r} is a rate in the code ({unnamed(code)}), and {shown(rate)} has no period: "
-            f"write '{rate}/s' or '{rate}/m'"
-        )
-    if is_number and burst is not None:
-        raise ConfigurationError(f"burst={burst} is for a rate, and {rate} is a number of leases: leave burst out")
-    if is_number:
-        return Concurrency(int(rate))
-    if burst is None:
-        return rate
-    return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
 
 
 def store_lost(store: str, error: Exception) -> str:

@@ -11,7 +11,8 @@ from celery import Celery
 from ..app.app_store import limiter_of
 from ..errors import ConfigurationError, shown
 from ..operations.parked_tasks import take_out
-from ..operations.wording import in_force_now, parse_limit
+from ..operations.requested_limit import requested_limit
+from ..operations.wording import in_force_now
 from ..words import number_of, plain, seconds_of
 
 __all__ = ["VERBS", "change"]
@@ -31,7 +32,7 @@ def change(app: Celery, name: str, fields: Mapping[str, str]) -> tuple[str, str]
         raise ConfigurationError(f"{shown(verb)} is nothing that can be done here: {', '.join(VERBS)}")
     if not reason:
         raise ConfigurationError("say why: the reason stands in the history of this limit")
-    by = f"{fields.get('by', '').strip() or 'unnamed'}, on the page"
+    by = f"{fields.get('by', '').strip() or 'unnamed'} (web page)"
     said = VERBS[verb](app, name, fields, {"by": by, "reason": reason})
     return said, plain(f"{verb} {name} by {by} ({reason}): {said}".replace("\n", ", "))
 
@@ -55,7 +56,7 @@ def _set(limiter: Any, name: str, fields: Mapping[str, str], author: dict[str, A
     rate, burst = fields.get("rate", "").strip(), fields.get("burst", "").strip()
     if burst and not re.fullmatch("[0-9]{1,99}", burst):
         raise ConfigurationError(f"burst {shown(burst)} must be a whole number of at least 1")
-    meant = parse_limit(limiter, name, rate, int(burst) if burst else None)
+    meant = requested_limit(limiter, name, rate, int(burst) if burst else None)
     return limiter.set_rate(name, meant, for_=_for(fields), **author)
 
 

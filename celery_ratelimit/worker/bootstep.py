@@ -72,7 +72,7 @@ class GateStep(bootsteps.StartStopStep):
             for task in list(app.tasks.values()):
                 upstream_errors_of(task)  # finds invalid ones early
                 call_when_body_ends(task, return_if_refused, report_outcome)
-            add_to_banner(consumer.controller, "limits", limits_shown(app))
+            add_to_banner(consumer.controller, "limits", "\n".join(f"  . {each}" for each in limits_shown(app)))
             worker = Worker(consumer)
             worker.broker.return_queue_for = settings.return_queue_for
             if settings.in_memory:

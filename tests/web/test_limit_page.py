@@ -124,7 +124,7 @@ def changed(page: Server, name: str = "stripe", **fields: str) -> tuple[int, dic
 def test_change_is_applied_logged_and_kept_in_the_history(with_token: Server, limiter: Limiter, app: Celery) -> None:
     status, said = changed(with_token, verb="set", rate="20/s", **{"for": "10m"})
     assert status == 200
-    assert said["said"].startswith("was 100/s, burst 5 (code)\nnow 20/s, burst 5 by ann, on the page ")
+    assert said["said"].startswith("was 100/s, burst 5 (code)\nnow 20/s, burst 5 by ann (web page) ")
     said = changed(with_token, verb="set", rate="20/s", burst="7")[1]
     assert said["said"].splitlines()[1].startswith("now 20/s, burst 7")
     assert "until" in changed(with_token, verb="pause", **{"for": "1h30m"})[1]["said"]
@@ -133,8 +133,8 @@ def test_change_is_applied_logged_and_kept_in_the_history(with_token: Server, li
     assert changed(with_token, verb="unset")[1]["said"].endswith("now 100/s, burst 5 (code)")
     history = Limiter.from_app(app).history("stripe")
     assert [each.verb for each in history] == ["set", "set", "pause", "resume", "unset"]
-    assert {(each.by, each.reason) for each in history} == {("ann, on the page", "the upstream is slow")}
-    logged = " set stripe by ann, on the page (the upstream is slow): was "
+    assert {(each.by, each.reason) for each in history} == {("ann (web page)", "the upstream is slow")}
+    logged = " set stripe by ann (web page) (the upstream is slow): was "
     until(lambda: sum(logged in line for line in with_token.said) == 2, 10, "a line for each")
 
 

@@ -27,7 +27,7 @@ function newRow(part) {
   const line = make("svg:polyline", { class: "line", "vector-effect": "non-scaling-stroke" });
   const area = make("svg:polygon", { class: "area" });
   const spark = make("svg:svg", { class: "spark", viewBox: "0 0 120 24", preserveAspectRatio: "none", "aria-hidden": "true" }, area, line);
-  used.append(spark, make("span", { class: "share" }));
+  used.append(spark, make("span", { class: "share" }, make("span"), make("span", { class: "by" })));
   row.cells[5].append(make("span"), make("span", { class: "by" }));
   row.cells[8].append(make("span", { class: "word" }), make("span", { class: "by" }));
   return row;
@@ -38,7 +38,9 @@ function fill(row, part) {
   const cell = (name) => row.querySelector(`[data-name="${name}"]`);
   say(cell("rate").querySelector(".rate"), part.rate);
   say(cell("rate").querySelector(".by"), part["set by"] && `${part["set by"]}; in the code ${part.code}`);
-  say(cell("used").querySelector(".share"), part.used);
+  say(cell("used").querySelector(".share").firstElementChild, part.used);
+  const within = part["used within"];
+  say(cell("used").querySelector(".by"), within && within !== "10 s" ? `in the last ${within}` : "");
   const points = part.spark.map((value, place) => `${(place * 120) / (part.spark.length - 1)},${23 - (value * 22) / 100}`);
   cell("used").querySelector(".line").setAttribute("points", points.join(" "));
   cell("used").querySelector(".area").setAttribute("points", ["0,24", ...points, "120,24"].join(" "));

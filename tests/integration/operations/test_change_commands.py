@@ -28,7 +28,10 @@ def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
     config = limiter_of(app).config("stripe")
     assert config.until is not None
     assert (config.by, config.reason, round(config.until - config.since)) == ("ann", "slow", 600)
-    assert re.search("paused by .+ until resumed", run("pause", "stripe").output)
+    paused = run("pause", "stripe", "--by", "ann", "--reason", "no upstream").output
+    assert "paused by ann until resumed, 'no upstream'" in paused
+    assert "paused by ann until resumed, 'no upstream'" in run("status").output
+    assert f"  {'paused':<18}by ann until resumed, 'no upstream'" in run("status", "stripe").output
     assert "paused" in run("unset", "stripe").output.splitlines()[1], "a pause is no rate"
     assert "paused" not in run("resume", "stripe").output.splitlines()[1]
     run("set", "stripe", "30/s", "--burst", "9")
@@ -48,7 +51,7 @@ def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
 def test_weight_is_set_shown_and_returned_to_the_code(run: Run, app: Celery) -> None:
     app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}", "weights": {"gold": 4}}
     assert "gold   4       4            -      -" in run("weight", "crm").output
-    assert run("weight", "stripe").output == "stripe has no shares: it is not fair in the code.\n"
+    assert run("weight", "stripe").output == "stripe has no shares: the code gives it no fair=.\n"
     assert run("weight", "crm", "acme", "2", "--reason", "a deal", "--by", "ann").exit_code == 0
     shown = json.loads(run("weight", "crm", "--json").output)
     assert [shown[each]["weight"] for each in ("acme", "gold")] == [2, 4]

@@ -41,6 +41,12 @@ def test_check_of_a_fleet_lists_all_warnings(run: Run, app: Celery, lost: bool) 
         assert any(part in warning for warning in said["warnings"]), found.output
 
 
+@pytest.mark.parametrize("tasks", [{}, {"no.such.task.*": "stripe"}])
+def test_check_without_a_warning_says_so(run: Run, app: Celery, tasks: dict[str, str]) -> None:
+    app.conf.ratelimit_tasks = tasks
+    assert ("Nothing looks wrong in the code." in run("check").output) == (not tasks)
+
+
 def on_rabbitmq(queue: Queue, **options: Any) -> list[str]:
     """What is found in the settings of an app with one limited task in a queue at RabbitMQ, which is not asked."""
     app = Celery("shop", broker="amqp://nowhere", set_as_current=False)

@@ -207,8 +207,8 @@ def test_app_whose_only_limit_is_misspelt_is_an_error(tmp_path: Path) -> None:
 
 def test_names_with_control_characters_break_no_line(run: Run, app: Celery) -> None:
     shown = json.loads(run("check", "--json").output)["limits"]
-    assert "  . e\\nmails: 14/s (queue e\\nmails)" in shown
-    assert limits_shown(app).splitlines() == shown, "in a worker's banner, too"
+    assert "e\\nmails: 14/s (queue e\\nmails)" in shown
+    assert limits_shown(app) == shown, "in a worker's banner, too"
     app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "x\ny\x1b[31m": "1/s"}
     for arguments in (["reset", "strpe"], ["status", "x\ny"], ["parked", "x\ny"]):
         found = run(*arguments)
