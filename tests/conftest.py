@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -132,13 +133,14 @@ def sentinel_store(running_sentinels: Sentinels) -> Sentinels:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    """A RabbitMQ node; without Debian's package (``apt-get install rabbitmq-server``) its tests are skipped."""
-    from tests.rabbitmq import find_server, running_node
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """A node that all processes of a run share; its tests are skipped without Debian's package ``rabbitmq-server``."""
+    from tests.rabbitmq import find_server, shared_node
 
     if find_server() is None:
         pytest.skip("there is no rabbitmq-server on this machine: apt-get install rabbitmq-server")
-    with running_node() as running:
+    own = tmp_path_factory.getbasetemp()
+    with shared_node(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as running:
         yield running
 
 

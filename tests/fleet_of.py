@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.worker_starter import StartedWorker, WorkerStarter, can_start
 
 __all__ = [
     *("AGAIN", "Fleet", "NewFleet", "assert_never_over", "assert_over", "errors", "new_rates", "outcome", "pool_jobs"),
-    "until",
+    *("run_celery", "until"),
 ]
 
 #: How often the time that is plenty on a machine without other work a busy one has. Nothing is judged by a time-out but
@@ -103,6 +103,13 @@ def outcome(result: AsyncResult) -> str:
     except Throttled:
         return "throttled"
     return "done"
+
+
+def run_celery(directory: Path, env: Mapping[str, str], *arguments: str) -> tuple[int, str]:
+    """``celery arguments`` in a process of its own: its exit code, and what it has printed, errors too."""
+    log = directory / "command.log"
+    code = worker_starter().start(arguments, log, env).wait(240)
+    return code, log.read_text()
 
 
 def pool_jobs(app: Celery, workers: int) -> int | None:

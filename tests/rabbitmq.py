@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from kombu import exceptions
 
 from celery_ratelimit.testing import free_port
 
-__all__ = ["Broker", "RabbitMQ", "find_server", "needs_quorum_queues", "running_node"]
+__all__ = ["Broker", "RabbitMQ", "find_server", "needs_quorum_queues", "running_node", "shared_node"]
 
 needs_quorum_queues = pytest.mark.skipif(VERSION[:2] < (5, 5), reason="Celery consumes quorum queues since 5.5")
 
 #: Virtual hosts that are made at a time. Each costs 0.06 s of the processor, and a call of ``rabbitmqctl`` 0.7 s.
-HOSTS = 60
+HOSTS = 40
 
 #: Users who may do everything; the password is the name.
 USERS = ("guest", "other")
@@ -120,19 +121,26 @@ def _definitions(first: int) -> dict[str, Any]:
 class RabbitMQ:
     """One node on ``127.0.0.1``. It knows no other node, loads no plugin and reads nothing of ``/etc/rabbitmq``."""
 
-    def __init__(self) -> None:
-        self.port, self._mapper_port, self._nodes_port = free_port(), free_port(), free_port()
-        self.directory = Path(tempfile.mkdtemp(prefix="celery-ratelimit-rabbitmq-"))
-        self._given = 0
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def __init__(self, known: Mapping[str, Any] | None = None) -> None:
+        """``known``: what another process tells of its node, see :meth:`for_others`."""
+        self._ports: list[int] = known["ports"] if known else [free_port(), free_port(), free_port()]
+        self.port, self._mapper_port, self._nodes_port = self._ports
+        self.directory = Path(known["directory"] if known else tempfile.mkdtemp(prefix="celery-ratelimit-rabbitmq-"))
+        self._pids: list[int] = known["pids"] if known else []
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def for_others(self) -> dict[str, Any]:
+        """What another process needs to use this node."""
+        return {"ports": self._ports, "directory": str(self.directory), "pids": self._pids}
 
     def broker(self) -> Broker:
-        """A virtual host that was not given to anybody yet."""
-        number, self._given = self._given, self._given + 1
-        if number and number % HOSTS == 0:
-            more = self.directory / f"definitions-{number}.json"
-            more.write_text(json.dumps(_definitions(number)))
-            self.ctl("import_definitions", str(more))
+        """A virtual host that no test has had."""
+        with _locked(self.directory / "given") as given:
+            number = given["number"] = given.get("number", -1) + 1
+            if number and number % HOSTS == 0:
+                more = self.directory / f"definitions-{number}.json"
+                more.write_text(json.dumps(_definitions(number)))
+                self.ctl("import_definitions", str(more))
         return Broker(f"amqp://guest:guest@127.0.0.1:{self.port}/test{number}")
 
     def ctl(self, *command: str) -> None:
@@ -150,7 +158,7 @@ class RabbitMQ:
         mapper = ["epmd", "-address", "127.0.0.1", "-port", str(self._mapper_port)]
         with log.open("wb") as output:
             for command in (mapper, [server]):
-                self._processes.append(
+                self._started.append(
                     subprocess.Popen(
                         command,
                         env=env,
@@ -161,9 +169,10 @@ class RabbitMQ:
                         start_new_session=True,
                     )
                 )
+        self._pids += [process.pid for process in self._started]
         deadline = time.monotonic() + timeout
         while not self._answers():
-            if time.monotonic() > deadline or self._processes[-1].poll() is not None:
+            if time.monotonic() > deadline or self._started[-1].poll() is not None:
                 raise RuntimeError(f"{server} did not start on port {self.port}:\n{log.read_text(errors='replace')}")
             time.sleep(0.05)
 
@@ -209,11 +218,13 @@ class RabbitMQ:
 
     def close(self) -> None:
         """Kill the node and its port mapper. What they start for themselves ends when they do."""
-        for process in reversed(self._processes):
+        for pid in reversed(self._pids):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
+        for process in self._started:
             process.wait()
-        self._processes.clear()
+        self._pids.clear()
+        self._started.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -226,3 +237,38 @@ def running_node() -> Iterator[RabbitMQ]:
         yield node
     finally:
         node.close()
+
+
+@contextlib.contextmanager
+def shared_node(directory: Path) -> Iterator[RabbitMQ]:
+    """The node of all processes that share ``directory``: the first of them starts it, the last one closes it."""
+    path = directory / "rabbitmq"
+    with _locked(path) as shared:
+        node = RabbitMQ(shared.get("node"))
+        if "node" not in shared:
+            try:
+                node.start()
+            except BaseException:
+                node.close()
+                raise
+        shared.update(node=node.for_others(), users=shared.get("users", 0) + 1)
+    try:
+        yield node
+    finally:
+        with _locked(path) as shared:
+            shared["users"] -= 1
+            if not shared["users"]:
+                node.close()
+                shared.clear()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[dict[str, Any]]:
+    """What the file contains, to be changed by one process at a time."""
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        content = json.loads(file.read() or "{}")
+        yield content
+        file.truncate(0)
+        file.write(json.dumps(content))

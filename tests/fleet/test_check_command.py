@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import redis
 
-from benchmarks.processes import ROOT
 from celery_ratelimit.testing import embedded_server
-from tests.fleet_of import Fleet, NewFleet, until
+from tests.fleet_of import Fleet, NewFleet, run_celery, until
 
 
 def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
     """Run the command with the code of ``tests.apps.slow``; its findings."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.apps.slow", "ratelimit", "check", "--fleet", "--json"]
-    ran = subprocess.run(command, env={**os.environ, **fleet.env, **env}, cwd=ROOT, capture_output=True, text=True)
-    assert ran.stdout, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    assert ran.returncode == bool(found["warnings"])
+    command = ("-A", "tests.apps.slow", "ratelimit", "check", "--fleet", "--json")
+    code, printed = run_celery(fleet.directory, {**fleet.env, **env}, *command)
+    found: dict[str, Any] = json.loads(printed)
+    assert code == bool(found["warnings"])
     return found
 
 

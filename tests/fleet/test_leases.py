@@ -56,7 +56,7 @@ def test_running_tasks_never_exceed_the_limit_and_waiting_ones_take_few_scripts(
     with new_fleet(**conf) as fleet, store.monitor() as monitor:
         fleet.send_each(task, range(60), 0.2)
         fleet.start("-P", pool, "-c", "4", number=2)
-        while ended(fleet) < 60:
+        while fleet.started() < 2 * 60:  # a note of each start, and of each end
             words = monitor.next_command()["command"].split()
             if words[0].upper() == "EVALSHA":
                 verbs[SCRIPTS.get(words[1].lower(), "")] += 1

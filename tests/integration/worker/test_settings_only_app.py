@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, run_celery, until
 
 
 def test_app_that_imports_nothing_of_the_package_has_its_limits(
@@ -50,16 +47,10 @@ def test_app_that_imports_nothing_of_the_package_has_its_limits(
         ({"ratelimit_observers": ["no_module:no"]}, 1, "Error: ratelimit_observers: 'no_module:no' is not to be had"),
     ],
 )
-def test_check_of_settings_needs_no_store(conf: dict[str, Any] | None, code: int, says: str) -> None:
+def test_check_of_settings_needs_no_store(tmp_path: Path, conf: dict[str, Any] | None, code: int, says: str) -> None:
     """Without limits a worker starts on whatever broker."""
     name = "tests.apps.bare" if conf is not None else "tests.apps.unlimited"
-    env = {
-        **os.environ,
-        "TEST_BROKER": "redis://127.0.0.1:1/0",
-        "TEST_BACKEND": "",
-        "TEST_CONF": json.dumps(conf or {}),
-    }
-    command = [sys.executable, "-m", "celery", "-A", name, "ratelimit", "check"]
-    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
-    assert found.returncode == code, found.stderr
-    assert says in found.stdout + found.stderr
+    env = {"TEST_BROKER": "redis://127.0.0.1:1/0", "TEST_BACKEND": "", "TEST_CONF": json.dumps(conf or {})}
+    ended, printed = run_celery(tmp_path, env, "-A", name, "ratelimit", "check")
+    assert ended == code, printed
+    assert says in printed
