@@ -10,6 +10,7 @@ import redis
 from benchmarks.measures import worst_second
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
 from tests.fleet_of import AGAIN, NewFleet, assert_never_over, assert_over, until
 
 
@@ -17,7 +18,7 @@ def test_full_leaky_bucket_refuses_tasks_at_once(new_fleet: NewFleet, server: Em
     with new_fleet() as fleet:
         name = "tests.apps.fleet.leaky"
         leaky = Limit("10/s", algorithm="leaky_bucket", capacity=5, name=name)
-        limiter = Limiter.from_url(server.url, quotas={name: leaky})
+        limiter = Limiter.from_url(server.url + PATIENT, quotas={name: leaky})
         limiter.set_rate(name, replace(leaky, rate="1/h"))
         results = fleet.send_each("leaky", range(30))
         fleet.start()

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from celery_ratelimit import Limit, Limiter, ParkingLots
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
 from tests.fleet_of import NewFleet, until
 
 NAME = "tests.apps.fleet.retry"
@@ -72,7 +73,7 @@ def test_task_lookup_says_where_tasks_are_and_watch_shows_throttled_ones(new_fle
 
 
 def test_remote_control_changes_limits(new_fleet: NewFleet, server: EmbeddedServer) -> None:
-    limiter = Limiter.from_url(server.url, quotas={NAME: Limit("100/s", name=NAME)})
+    limiter = Limiter.from_url(server.url + PATIENT, quotas={NAME: Limit("100/s", name=NAME)})
     with new_fleet() as fleet:
         fleet.start(number=2)
         control, inspect = fleet.sender.control, fleet.sender.control.inspect(timeout=5, limit=2)

@@ -11,6 +11,7 @@ import redis
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import Limiter
 from celery_ratelimit.store.keys import hash_tag
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 
 RATE = 50
@@ -145,4 +146,4 @@ def test_tasks_are_deferred_while_a_cluster_node_hangs(new_fleet: NewFleet, clus
             node.thaw()
         fleet.wait_for_each([*range(20), 1_000], 40)
         assert_never_over(fleet.permits(), 50)
-        assert Limiter.from_url(cluster_store.url).check_store() == []
+        assert Limiter.from_url(cluster_store.url + PATIENT).check_store() == []

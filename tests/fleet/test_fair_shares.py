@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limiter
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, errors, until
 from tests.weighed import DEAREST, WEIGHTS
 
@@ -33,7 +34,7 @@ def all_parked(
 ) -> Iterator[tuple[Fleet, list[int]]]:
     """Two workers and all calls parked; yields the fleet and the order of the backlog. The limit is open then."""
     with new_fleet(rate=f"{rate}/s", app="tests.apps.weighed") as fleet:
-        limiter = Limiter.from_url(fleet.server.url)
+        limiter = Limiter.from_url(fleet.server.url + PATIENT)
         limiter.pause("weighed", 3600, force=True)
         for index, call in enumerate(calls):
             fleet.send("tests.apps.weighed.weighed", index, *call)

@@ -15,6 +15,7 @@ from benchmarks.measures import displacement
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
 from tests.fleet_of import AGAIN, Fleet, NewFleet, assert_never_over, assert_over, until
 from tests.parks import park_one
 
@@ -39,7 +40,7 @@ def test_an_unlimited_task_passes_a_throttled_backlog(
         assert lot.drains_in is None, "who asks does not know the limit, which is in the workers' code"
         assert lot.parked > 20
         assert_never_over(fleet.permits(), 5)
-        Limiter.from_url(server.url, quotas={NAME: Limit("5/s", name=NAME)}).set_rate(NAME, "50/s")
+        Limiter.from_url(server.url + PATIENT, quotas={NAME: Limit("5/s", name=NAME)}).set_rate(NAME, "50/s")
         fleet.wait_for_each([*range(200), 1000], 60)
         assert_never_over(fleet.permits(), 50)
         limited = [start for start in fleet.starts() if start.index < 1000]
@@ -54,7 +55,7 @@ def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
     new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, how: str
 ) -> None:
     rate, number = 10, 150
-    limiter = Limiter.from_url(server.url, quotas={NAME: Limit(f"{rate}/s", name=NAME)})
+    limiter = Limiter.from_url(server.url + PATIENT, quotas={NAME: Limit(f"{rate}/s", name=NAME)})
     # No task goes to another queue meanwhile, however long this takes.
     with new_fleet(rate=f"{rate}/s", ratelimit_orphans_after=3600) as fleet:
         limiter.pause(NAME, 600, force=True)

@@ -15,7 +15,7 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
-from tests.conftest import START
+from tests.conftest import PATIENT, START
 from tests.examples import examples
 
 from .test_fair_shares import BUCKET, SHARES, TURNS, limit, to_park
@@ -181,13 +181,13 @@ def test_concurrent_parks_and_returns_lose_no_task(server: EmbeddedServer, store
     asked, left, parks = limit("100000/s", burst=1000), list[str](), threading.Barrier(23)
 
     def parker(number: int) -> None:
-        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url + PATIENT), "fleet", 3600)
         parks.wait()
         for first in range(0, 50, 10):
             parking.park({BUCKET: [to_park(f"t{each % 7}", f"{number}.{each}@q") for each in range(first, first + 10)]})
 
     def looker(_: int) -> None:
-        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url + PATIENT), "fleet", 3600)
         parks.wait()
         while len(left) < 1000:
             (looked,) = parking.take_due([asked])
@@ -199,7 +199,7 @@ def test_concurrent_parks_and_returns_lose_no_task(server: EmbeddedServer, store
         for each in wait:
             each.result(60)
     assert sorted(left) == sorted(f"{number}.{each}@q" for number in range(20) for each in range(50))
-    Backlog(Limiter.from_url(server.url), "fleet", 3600).take_due([asked])
+    Backlog(Limiter.from_url(server.url + PATIENT), "fleet", 3600).take_due([asked])
     assert not store.exists(SHARES, TURNS)
 
 
@@ -208,14 +208,14 @@ def test_turns_survive_a_killed_store() -> None:
     server = EmbeddedServer(persist=True)
     try:
         server.start()
-        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url + PATIENT), "fleet", 3600)
         for share, number in (("big", 200), ("small", 10)):
             parking.park({BUCKET: [to_park(share, f"{share}{each}") for each in range(number)]})
         (looked,) = parking.take_due([limit("1/s", burst=10)], horizon=0)
         parking.published({BUCKET: looked.leaving})
         server.kill()
         server.start()
-        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url + PATIENT), "fleet", 3600)
         (looked,) = parking.take_due([limit("100000/s", burst=1000)])
         assert [each.id for each in looked.leaving[:6]] == ["big5", "small5", "big6", "small6", "big7", "small7"]
     finally:

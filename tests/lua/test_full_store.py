@@ -15,6 +15,7 @@ from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.operation import RunScript, run_all
 from celery_ratelimit.limiter.script_calls import call_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.conftest import PATIENT
 from tests.parks import park_one
 
 API, PLACES = Limit("1000/s", name="api"), Concurrency(2, name="places")
@@ -40,7 +41,7 @@ def limiter(own: EmbeddedServer) -> Iterator[Limiter]:
     with redis.Redis.from_url(own.url) as client:
         client.flushall()
         client.script_flush()
-        with Limiter.from_url(own.url, counts=False) as limiter:
+        with Limiter.from_url(own.url + PATIENT, counts=False) as limiter:
             yield limiter
         client.config_set("maxmemory", 0)
 
@@ -82,7 +83,7 @@ def test_full_store_still_serves_async_limiters(limiter: Limiter, own: EmbeddedS
     fill(limiter)
 
     async def acquire() -> list[bool]:
-        async with AsyncLimiter.from_url(own.url, counts=False) as other:
+        async with AsyncLimiter.from_url(own.url + PATIENT, counts=False) as other:
             return [(await other.acquire(Limit("1/h", name="hourly"))).allowed for _ in range(2)]
 
     assert asyncio.run(acquire()) == [True, False]

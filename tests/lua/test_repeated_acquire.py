@@ -14,6 +14,7 @@ import redis
 import celery_ratelimit
 from celery_ratelimit import ConfigurationError, ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, set_testing
+from tests.conftest import PATIENT
 
 FOLDER = str(Path(celery_ratelimit.__file__).parent)
 WIDE = Limit("1000000/s", burst=1000, name="wide")
@@ -32,7 +33,7 @@ def limiter(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
         "tenant": Limit("1000000/s", burst=1000, key="tenant:{tenant_id}"),
         "more": Limit("1000000/s", burst=1000),
     }
-    with Limiter.from_url(server.url, quotas=quotas) as limiter:
+    with Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter:
         yield limiter
 
 
@@ -89,7 +90,7 @@ def test_stored_settings_apply_at_once(limiter: Limiter, server: EmbeddedServer)
     for _ in range(2):
         assert limiter.acquire("stripe").allowed
         assert limiter.acquire("more", cost=2).allowed
-    with Limiter.from_url(server.url) as other:
+    with Limiter.from_url(server.url + PATIENT) as other:
         assert other.pause("stripe", 60, force=True) == 60
         refused = limiter.acquire("stripe")
         assert (refused.allowed, refused.limited_by) == (False, "stripe")

@@ -25,7 +25,7 @@ from celery_ratelimit import (
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.asking import driven
-from tests.conftest import START, Clock
+from tests.conftest import PATIENT, START, Clock
 
 from .frozen import FROZEN_STORE, expiries
 
@@ -577,7 +577,9 @@ def test_stored_algorithm_costs_no_extra_round_trip(make: Make, store: redis.Red
 def test_stored_limit_of_another_kind_than_the_code_is_shown_and_not_in_force(
     server: EmbeddedServer, store: redis.Redis, stored: AnyLimit, code: AnyLimit
 ) -> None:
-    before, limiter = (Limiter.from_url(server.url, quotas={"a": replace(it, name="a")}) for it in (stored, code))
+    before, limiter = (
+        Limiter.from_url(server.url + PATIENT, quotas={"a": replace(it, name="a")}) for it in (stored, code)
+    )
     before.set_rate("a", replace(stored, name="a"))
     config = limiter.config("a")
     assert config.in_force == limiter.quotas["a"]

@@ -137,12 +137,12 @@ def test_closed_limiter_leaves_no_thread_and_no_connection(server: EmbeddedServe
 
 def test_close_returns_leases_that_could_not_be_returned_before() -> None:
     with embedded_server(persist=True) as own:
-        limiter = Limiter.from_url(own.url)
+        limiter = Limiter.from_url(own.url + PATIENT)
         with limiter.permit(PLACE):
             own.kill()
         own.start()
         limiter.close()
-        with Limiter.from_url(own.url) as other:
+        with Limiter.from_url(own.url + PATIENT) as other:
             assert other.peek(PLACE).remaining == 1
 
 

@@ -161,7 +161,7 @@ def test_leases_of_blocks_are_renewed_and_given_back_after_a_restart_of_the_stor
     monkeypatch.setattr("celery_ratelimit.limiter.leases.renewal_pause", lambda demands: 0.1)
     caplog.set_level(logging.DEBUG, "celery_ratelimit")
     runs_on, ends = Concurrency(1, name="runs", lease=3600), Concurrency(1, name="ends", lease=3600)
-    with embedded_server(persist=True) as own, opened(kind, lambda kind: kind.from_url(own.url)) as either:
+    with embedded_server(persist=True) as own, opened(kind, lambda kind: kind.from_url(own.url + PATIENT)) as either:
 
         def has_failed_to_renew() -> bool:
             with pytest.raises(StoreUnavailable):

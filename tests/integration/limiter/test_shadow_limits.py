@@ -206,8 +206,8 @@ def test_shadow_limits_on_a_cluster(cluster_store: Cluster) -> None:
     names = [f"limit {number}" for number in range(6)]
     quotas = {name: Limit("1/h", name=name, shadow=number % 2 == 0) for number, name in enumerate(names)}
     with (
-        Limiter.from_url(cluster_store.url, quotas=quotas) as limiter,
-        Limiter.from_url(cluster_store.url, quotas=quotas) as other,
+        Limiter.from_url(cluster_store.url + PATIENT, quotas=quotas) as limiter,
+        Limiter.from_url(cluster_store.url + PATIENT, quotas=quotas) as other,
     ):
         limiter.set_shadow(names[1], True)
         assert limiter.acquire(names[:2]).allowed

@@ -14,6 +14,7 @@ from benchmarks.servers import Cluster
 from celery_ratelimit import Limit, Limiter, StoreUnavailable
 from celery_ratelimit.store.keys import count_keys
 from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
 from tests.integration.limiter.either import KINDS, opened
 
@@ -45,11 +46,11 @@ def test_counts_on_a_cluster(cluster_store: Cluster) -> None:
     """Law 9 is looked to by the fixture."""
     names = [f"limit {number}" for number in range(9)]
     quotas = dict.fromkeys(names, "10/h")
-    with Limiter.from_url(cluster_store.url, quotas=quotas) as limiter:
+    with Limiter.from_url(cluster_store.url + PATIENT, quotas=quotas) as limiter:
         for name in names:
             limiter.acquire(name)
         limiter.acquire(names[0])
-    with Limiter.from_url(cluster_store.url, quotas=quotas) as limiter:
+    with Limiter.from_url(cluster_store.url + PATIENT, quotas=quotas) as limiter:
         told = limiter.stats(names, totals=True).values()
         assert [each.results["acquired"] for each in told] == [1] * 9
         assert [each.results["refused"] for each in told] == [1] + [0] * 8
@@ -57,7 +58,7 @@ def test_counts_on_a_cluster(cluster_store: Cluster) -> None:
 
 def test_limiter_without_counts_starts_no_thread(server: EmbeddedServer, store: redis.Redis) -> None:
     before = threading.active_count()
-    with Limiter.from_url(server.url, quotas=QUOTAS, counts=False) as limiter:
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS, counts=False) as limiter:
         limiter.acquire("api")
         assert threading.active_count() == before
     assert not store.exists(*count_keys(limiter.prefix, "api"))
@@ -68,13 +69,13 @@ def test_counts_are_sent_within_seconds_and_at_close_and_the_thread_ends(
     server: EmbeddedServer, store: redis.Redis, kind: Any
 ) -> None:
     before = set(threading.enumerate())
-    with opened(kind, lambda kind: kind.from_url(server.url, quotas=QUOTAS)) as limiter:
+    with opened(kind, lambda kind: kind.from_url(server.url + PATIENT, quotas=QUOTAS)) as limiter:
         limiter.acquire("api")
         until(lambda: limiter.stats("api")["api"].permits == 1, 5, "the counts")
         until(lambda: set(threading.enumerate()) <= before, 5, "the end of the thread")
         limiter.acquire("api")
     assert set(threading.enumerate()) <= before
-    with Limiter.from_url(server.url, quotas=QUOTAS) as other:
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as other:
         assert other.stats("api")["api"].permits == 2
 
 
@@ -101,7 +102,9 @@ def test_store_that_is_down_adds_no_warning_about_counts(caplog: pytest.LogCaptu
 def test_workers_count_outcomes_of_tasks(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with (
         Fleet(server, tmp_path, rate="20/s") as fleet,
-        Limiter.from_url(server.url, quotas={f"{NAME}.{task}": "20/s" for task in ("retry", "drop")}) as limiter,
+        Limiter.from_url(
+            server.url + PATIENT, quotas={f"{NAME}.{task}": "20/s" for task in ("retry", "drop")}
+        ) as limiter,
     ):
         for index in range(40):
             fleet.send("retry", index)

@@ -13,6 +13,7 @@ import redis
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Decision, Limit, StoreUnavailable
+from tests.conftest import PATIENT
 
 #: A thousand callers wait for ten connections: on a busy machine longer than a call usually takes.
 TIMEOUTS = "?socket_timeout=100&socket_connect_timeout=100"
@@ -77,7 +78,7 @@ def test_hung_node_is_an_outage_for_its_callers_until_it_answers(cluster_store: 
     hanging = cluster_store.nodes[cluster_store.owner(redis.crc.key_slot(b"a"))]
 
     async def main() -> None:
-        async with AsyncLimiter.from_url(cluster_store.url) as limiter:
+        async with AsyncLimiter.from_url(cluster_store.url + PATIENT) as limiter:
             await limiter.ping()
             await limiter.acquire(ONE)
             hanging.freeze()

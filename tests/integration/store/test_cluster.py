@@ -22,6 +22,7 @@ from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
 from tests.fleet_of import assert_over, until
 from tests.integration.limiter.either import KINDS, EitherLimiter, opened
 from tests.integration.store.helpers import answers
@@ -49,12 +50,12 @@ def remaining(limiter: Any, limits: list[Any]) -> list[int]:
 
 @pytest.fixture
 def on_cluster(cluster_store: Cluster) -> Limiter:
-    return Limiter.from_url(cluster_store.url)
+    return Limiter.from_url(cluster_store.url + PATIENT)
 
 
 @pytest.fixture(params=KINDS)
 def either(request: pytest.FixtureRequest, cluster_store: Cluster) -> Iterator[EitherLimiter]:
-    with opened(request.param, lambda kind: kind.from_url(cluster_store.url)) as limiter:
+    with opened(request.param, lambda kind: kind.from_url(cluster_store.url + PATIENT)) as limiter:
         yield limiter
 
 
@@ -200,7 +201,7 @@ def test_laws_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) 
     stop = time.monotonic() + 3.0
 
     def call(number: int) -> None:
-        limiter = Limiter.from_url(cluster_store.url)
+        limiter = Limiter.from_url(cluster_store.url + PATIENT)
         mine = [limits[number % 3], limits[(number + 1 + number % 2) % 3]]
         while time.monotonic() < stop:
             decision = limiter.acquire(mine, max_wait=1.0)
@@ -235,7 +236,7 @@ def test_moved_slot_is_followed(either: EitherLimiter, cluster_store: Cluster, l
 
 
 def test_lost_node_is_an_outage_for_its_limits(cluster_store: Cluster) -> None:
-    limiter = Limiter.from_url(cluster_store.url)
+    limiter = Limiter.from_url(cluster_store.url + PATIENT)
     on_it = {node_of(cluster_store, limit): limit for limit in SPREAD}
     limiter.acquire(SPREAD)
     cluster_store.nodes[2].freeze()

@@ -11,6 +11,7 @@ from benchmarks.servers import Cluster
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.store.cluster import ClusterLink, slot_of
 from celery_ratelimit.store.resp import bulk, text
+from tests.conftest import PATIENT
 
 
 def names_on(cluster: Cluster, node: int, number: int) -> list[str]:
@@ -31,7 +32,7 @@ def disconnect(cluster: Cluster, node: int) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
 def test_no_command_gets_the_reply_of_another_when_a_connection_is_lost(cluster_store: Cluster, number: int) -> None:
     names, there = names_on(cluster_store, 0, number), names_on(cluster_store, 1, 1)
-    with Limiter.from_url(cluster_store.url) as limiter:
+    with Limiter.from_url(cluster_store.url + PATIENT) as limiter:
         for name in [*names, *there]:
             limiter.client.set(f"{{{name}}}", name, ex=60)
         link, commands = limiter._asker.link, [get(name) for name in [*names, *there]]
@@ -48,7 +49,7 @@ def test_no_command_gets_the_reply_of_another_when_a_connection_is_lost(cluster_
 @pytest.mark.parametrize("number", [2, 3, 5])
 def test_decision_over_several_slots_is_made_after_a_lost_connection(cluster_store: Cluster, number: int) -> None:
     limits = [Limit("1/m", burst=9, name=name) for name in names_on(cluster_store, 0, number)]
-    with Limiter.from_url(cluster_store.url, counts=False) as limiter:
+    with Limiter.from_url(cluster_store.url + PATIENT, counts=False) as limiter:
         assert limiter.acquire(limits).allowed
         disconnect(cluster_store, 0)
         decision = limiter.acquire(limits)

@@ -12,6 +12,7 @@ import redis
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
 from tests.integration.store.helpers import rights
 
@@ -94,7 +95,7 @@ def test_missing_password_is_an_error(server: EmbeddedServer, store: redis.Redis
     store.config_set("requirepass", "secret")
     try:
         with pytest.raises(ConfigurationError, match="it wants a password"):
-            Limiter.from_url(server.url).acquire(SPREAD)
+            Limiter.from_url(server.url + PATIENT).acquire(SPREAD)
     finally:
         store.config_set("requirepass", "")
 
@@ -102,7 +103,7 @@ def test_missing_password_is_an_error(server: EmbeddedServer, store: redis.Redis
 def test_store_that_may_evict_keys_is_a_warning(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     store.config_set("maxmemory-policy", "volatile-lru")
     try:
-        (warning,) = Limiter.from_url(server.url).check_store()
+        (warning,) = Limiter.from_url(server.url + PATIENT).check_store()
         assert "maxmemory-policy volatile-lru" in warning
         with Fleet(server, tmp_path) as fleet:
             fleet.start()
@@ -114,7 +115,7 @@ def test_store_that_may_evict_keys_is_a_warning(server: EmbeddedServer, store: r
 
 def test_read_only_replica_is_an_error(server: EmbeddedServer) -> None:
     with embedded_server(options=["--replicaof", "127.0.0.1", str(server.port)]) as replica:
-        limiter = Limiter.from_url(replica.url)
+        limiter = Limiter.from_url(replica.url + PATIENT)
         with pytest.raises(ConfigurationError, match=f"read-only replica of 127.0.0.1:{server.port}"):
             limiter.check_store()
         with pytest.raises(StoreUnavailable, match="read only replica"):
@@ -124,7 +125,7 @@ def test_read_only_replica_is_an_error(server: EmbeddedServer) -> None:
 def test_connection_to_a_master_that_became_a_replica_is_closed(server: EmbeddedServer) -> None:
     """Behind one address that leads to the new master (a managed store's): only a new connection gets there."""
     with embedded_server() as other:
-        limiter = Limiter.from_url(other.url)
+        limiter = Limiter.from_url(other.url + PATIENT)
         limiter.acquire(SPREAD)
         with redis.Redis.from_url(other.url) as admin:
             admin.replicaof("127.0.0.1", server.port)
@@ -155,7 +156,7 @@ def refusing(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedServer, A
 
 def test_probe_is_refused_when_requests_are(refusing: tuple[EmbeddedServer, Any]) -> None:
     own, refuse = refusing
-    limiter = Limiter.from_url(own.url)
+    limiter = Limiter.from_url(own.url + PATIENT)
     limiter._asker.probe()
     refuse(True)
     limiter.ping()
@@ -199,7 +200,7 @@ def test_store_lost_during_its_check_is_an_outage(
     server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that starts then waits for the store."""
-    limiter = Limiter.from_url(server.url)
+    limiter = Limiter.from_url(server.url + PATIENT)
 
     def is_lost(*_: object, **__: object) -> None:
         raise redis.TimeoutError("no answer")

@@ -22,6 +22,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, assert_never_over, until
 
 APP = "tests.apps.messages"
@@ -281,7 +282,7 @@ def test_monitors_and_the_result_backend_show_a_throttled_task(
         until(lambda: all(seen[result.id][-1:] == [("task-throttled", "THROTTLED")] for result in results), 10)
         assert [result.state for result in results] == ["PENDING"] * 5
         assert not store.exists(*[f"celery-task-meta-{result.id}" for result in results])
-        Limiter.from_url(server.url).set_rate(NAME, "20/s", force=True)
+        Limiter.from_url(server.url + PATIENT).set_rate(NAME, "20/s", force=True)
         assert [result.get(timeout=90) for result in results] == [1, 2, 3, 4, 5]
         until(lambda: all(state.tasks[result.id].state == "SUCCESS" for result in results), 10)
         fleet.wait_until_empty(store)

@@ -14,6 +14,7 @@ from celery.result import AsyncResult
 
 from celery_ratelimit import Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, errors, until
 from tests.integration.worker.test_message_features import monitored
 
@@ -152,7 +153,7 @@ def test_log_line_names_the_rate_in_force_and_its_author(
 ) -> None:
     """Also of what is parked behind others, for which no decision was asked."""
     name = f"{NAME}.retry"
-    limiter = Limiter.from_url(server.url)
+    limiter = Limiter.from_url(server.url + PATIENT)
     with Fleet(server, tmp_path, rate="1/h") as fleet:
         fleet.start()
         results = [fleet.send("retry", index) for index in range(3)]
