@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Also where this is set, as in many images: else each of the processes of a test run compiles all modules for itself.
+# Many images of Python set it. Then each process of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test collect check test-all celery-suite fuzz mutants bench docs lint clean

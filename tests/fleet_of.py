@@ -106,7 +106,7 @@ def outcome(result: AsyncResult) -> str:
 
 
 def run_celery(directory: Path, env: Mapping[str, str], *arguments: str) -> tuple[int, str]:
-    """``celery arguments`` in a process of its own: its exit code, and what it has printed, errors too."""
+    """``celery arguments`` in a process of its own: its exit code, and what it has printed, with errors between."""
     log = directory / "command.log"
     code = worker_starter().start(arguments, log, env).wait(240)
     return code, log.read_text()

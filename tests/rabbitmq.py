@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,10 @@ def running_node() -> Iterator[RabbitMQ]:
 
 @contextlib.contextmanager
 def shared_node(directory: Path) -> Iterator[RabbitMQ]:
-    """The node of all processes that share ``directory``: the first of them starts it, the last one closes it."""
+    """The node of all processes that share ``directory``: the first of them starts it, the last one closes it.
+
+    A process that was killed does not count as a user.
+    """
     path = directory / "rabbitmq"
     with _locked(path) as shared:
         node = RabbitMQ(shared.get("node"))
@@ -251,24 +254,28 @@ def shared_node(directory: Path) -> Iterator[RabbitMQ]:
             except BaseException:
                 node.close()
                 raise
-        shared.update(node=node.for_others(), users=shared.get("users", 0) + 1)
+        shared.update(node=node.for_others(), users=[*_alive(shared.get("users", [])), os.getpid()])
     try:
         yield node
     finally:
         with _locked(path) as shared:
-            shared["users"] -= 1
+            shared["users"] = [pid for pid in _alive(shared["users"]) if pid != os.getpid()]
             if not shared["users"]:
                 node.close()
                 shared.clear()
 
 
+def _alive(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[dict[str, Any]]:
     """What the file contains, to be changed by one process at a time."""
-    with path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        content = json.loads(file.read() or "{}")
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        content = json.loads(path.read_text()) if path.exists() else {}
         yield content
-        file.truncate(0)
-        file.write(json.dumps(content))
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(content))
+        new.replace(path)

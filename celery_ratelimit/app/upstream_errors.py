@@ -18,6 +18,7 @@ from ..limiter.upstream_methods import Paused, report_throttle
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.key_rates import limit_of_key, whole_limit
+from ..limits.stored_settings import REFUSED
 from ..store.keys import short
 from .app_attributes import kept
 from .app_store import limiter_of
@@ -88,7 +89,7 @@ def report_refusal(
     if refusal.key is not None:
         limit = limit_of_key(whole_limit(demand.limit), short(refusal.key))
         demand, takes = LimitRequest(limit, demand.name, key_meant(limit, refusal.key, node)), False
-    note = note_of(f"429 of task {task}"[:LONGEST], f"of task {id}"[:LONGEST])
+    note = note_of(f"{REFUSED} {task}"[:LONGEST], f"of task {id}"[:LONGEST])
     granted_at = refusal.granted_at or None
     return asker.drive(report_throttle(asker.core, demand, note, refusal.retry_after, granted_at, takes=takes))
 

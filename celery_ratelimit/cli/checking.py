@@ -65,7 +65,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
             click.echo(
                 "Nothing looks wrong."
                 if fleet
-                else "Nothing looks wrong in the code. (--fleet asks the store and workers, too.)"
+                else "Nothing looks wrong so far: --fleet also checks settings, tasks, the store and workers."
             )
     if fleet and warnings:
         ctx.exit(1)

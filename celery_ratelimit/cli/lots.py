@@ -140,7 +140,7 @@ def _take_out(
 
 
 @click.command()
-@force_option("Even if workers answer: they park returned tasks again.")
+@force_option("Even if workers answer: a task that one is about to start may run twice.")
 @JSON
 @click.pass_context
 def drain(ctx: click.Context, force: bool, as_json: bool) -> None:

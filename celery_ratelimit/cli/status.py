@@ -136,6 +136,8 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "queued": each.queued,
         "forecast": each.forecast,
         "paused_until": each.paused_until,
+        "paused_by": config.paused_by,
+        "pause_reason": config.pause_reason,
         "paused_keys": sum(kind == "p" for kind, _ in each.key_settings),
         "rated_keys": sum(kind == "r" for kind, _ in each.key_settings),
         "keys": [key.config for key in each.settled_keys],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from ..words import NO_END
 from .command_errors import app_of
 from .options import JSON, NAMES
 from .shown import clock, plain
@@ -42,11 +44,8 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
         if enable:
             app.control.enable_events()
         of = ", ".join(map(plain, names)) or "all limits"
-        click.echo(
-            f"Waiting for throttled tasks of {of}, from workers that run with -E, "
-            "or from all with --enable. Ctrl-C ends.",
-            err=True,
-        )
+        workers = "all running workers" if enable else "workers that run with -E (--enable: from all)"
+        click.echo(f"Waiting for throttled tasks of {of}, from {workers}. Ctrl-C ends.", err=True)
         try:
             receiver.capture(limit=None, timeout=None, wakeup=False)
         except KeyboardInterrupt:
@@ -55,7 +54,19 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
 
 def _line(event: dict[str, Any]) -> str:
     key = f", key {event['key']!r}" if event.get("key") else ""
-    wait = event.get("retry_after")
-    turn = f", its turn is in {wait:.2f} s" if isinstance(wait, (int, float)) else ""
-    said = f"{event.get('limit') or 'the store'} ({event.get('rate', '?')}{key}): {event.get('outcome', '?')}{turn}"
+    outcome = event.get("outcome", "?")
+    said = f"{event.get('limit') or 'the store'} ({event.get('rate', '?')}{key}): {outcome}{_when(event)}"
     return plain(f"{clock(event.get('timestamp'))} {event.get('hostname', '?')} {event.get('uuid', '?')} {said}")
+
+
+def _when(event: Mapping[str, Any]) -> str:
+    """When the task starts; of one that does not wait, when it could have."""
+    wait = event.get("retry_after")
+    if not isinstance(wait, (int, float)):
+        return ""
+    if not event.get("limit"):
+        return f" for {wait:.2f} s"
+    if wait > NO_END:
+        return ", until the limit is resumed"
+    waits = event.get("outcome") in ("waiting", "parked", "returned")
+    return f", {'its turn is' if waits else 'a permit is free'} in {wait:.2f} s"

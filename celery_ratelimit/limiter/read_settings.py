@@ -66,7 +66,7 @@ def read_stored(text: str, now: int) -> dict[str, Any]:
     changed = max(at for at in (0, *map(int, (until, paused, since, resumed))) if at <= now)
     said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now), "changed": changed}
     kept = json.loads(note or "{}")
-    pause = kept.get("paused", {})
+    pause = kept.get("paused", {}) if said["paused"] else {}
     said["paused_by"], said["pause_reason"] = str(pause.get("by", "")), str(pause.get("reason", ""))
     if adapted:
         said["share"] = adapted_share(now, *map(int, adapted.split()))

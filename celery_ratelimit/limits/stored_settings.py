@@ -23,6 +23,10 @@ __all__ = [
 ]
 
 
+#: How the author of a pause begins if an upstream has caused it: before the name of the refused task.
+REFUSED = "429 of task"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredShadow:
     """A stored setting that puts a limit into shadow or into force, and overrides the code.
@@ -79,7 +83,7 @@ class LimitConfig:
         share: of the rate that is in force now; below 1.0: the limit is adaptive, and its upstream has refused calls.
         changed: when a stored rate or a pause last began or ended, in seconds since 1970; 0.0: not known.
         paused_by: author of the pause; ``429 of task …`` if an upstream has caused it.
-        pause_reason: reason of the pause, if given.
+        pause_reason: reason of the pause, if given; the refused task's id if an upstream has caused it.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 

@@ -19,7 +19,7 @@ from ..backlog.scripts import weights_text
 from ..backlog.tuning import QUEUE_KNOWN
 from ..counts.shadow_report import ShadowReport
 from ..limits.stored_settings import LimitConfig
-from ..words import end_of, number_of
+from ..words import end_of, number_of, plain
 from .bucket_status import standings_of
 from .forecast import Forecast, forecast, no_worker
 from .overview import in_shadow, overview
@@ -126,13 +126,12 @@ class Explanation:
         if config is not None:
             is_set, reason = config.override is not None, f" ({config.reason})" if config.reason else ""
             by = f", set by {config.by} {self._ago(config.since)}{reason}" if is_set else ", as in the code"
-            lines.append(f"The limit is {config.in_force or 'not known here'}{by}.")
+            lines.append(plain(f"The limit is {config.in_force or 'not known here'}{by}."))
             if config.paused:
                 by = f" by {config.paused_by}" if config.paused_by else ""
                 reason = f" ({config.pause_reason})" if config.pause_reason else ""
-                lines.append(
-                    f"The limit is paused{by} {end_of('resumed', self.now + config.paused, self.now)}{reason}."
-                )
+                until = end_of("resumed", self.now + config.paused, self.now)
+                lines.append(plain(f"The limit is paused{by} {until}{reason}."))
         if self.share is not None and self.weight is not None:
             lines.append(f"Its share {self.share!r} has the weight {self.weight:g}.")
         if self.forecast is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import StoreMisconfigured
 from ..limits.concurrency import Concurrency
-from ..limits.stored_settings import Change, LimitConfig, Stored
+from ..limits.stored_settings import REFUSED, Change, LimitConfig, Stored
 from ..words import clock, end_of, few_digits, length, number_of, plain, unnamed
 from .bucket_status import use_window
 from .forecast import Forecast
@@ -92,11 +92,11 @@ def in_force_now(config: LimitConfig) -> str:
 
 
 def pause_said(config: LimitConfig, until: float) -> str:
-    """A pause, its author, end and reason."""
+    """A pause, its author, its end, and the reason that an operator gave."""
     by = f" by {config.paused_by}" if config.paused_by else ""
-    return plain(
-        f"paused{by} {end_of('resumed', until)}" + (f", {config.pause_reason!r}" if config.pause_reason else "")
-    )
+    is_given = config.pause_reason and not config.paused_by.startswith(REFUSED)
+    reason = f", {config.pause_reason!r}" if is_given else ""
+    return plain(f"paused{by} {end_of('resumed', until)}{reason}")
 
 
 def row_of(each: LimitStatus) -> tuple[str, ...]:
@@ -156,7 +156,9 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     if config.code is not None and config.code.max_parked is not None:
         lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
-    queued = ", with the queued messages" if each.queued and each.drains_in and not each.by_key else ""
+    seconds, colon, why = str(each.forecast).removeprefix("in ").partition(": ")
+    counts = each.queued and each.drains_in and not each.by_key and each.state != "shadow"
+    queued = ", with the queued messages" if counts else ""
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("override", row["OVERRIDE"]),
@@ -166,10 +168,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST PARKED']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("queued", row["QUEUED"] + _in_queues(each)),
-        (
-            "drains in",
-            "-" if each.forecast == Forecast(0.0) else plain(str(each.forecast).removeprefix("in ")) + queued,
-        ),
+        ("drains in", "-" if each.forecast == Forecast(0.0) else plain(f"{seconds}{queued}{colon}{why}")),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]

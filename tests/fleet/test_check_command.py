@@ -16,6 +16,7 @@ def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
     """Run the command with the code of ``tests.apps.slow``; its findings."""
     command = ("-A", "tests.apps.slow", "ratelimit", "check", "--fleet", "--json")
     code, printed = run_celery(fleet.directory, {**fleet.env, **env}, *command)
+    assert printed.startswith("{"), printed
     found: dict[str, Any] = json.loads(printed)
     assert code == bool(found["warnings"])
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -11,11 +12,14 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
+from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, NewFleet, until
 from tests.relay import relay_to
 
 RATE = "20/s"
+#: Scripts that acquire permits.
+ACQUIRES = {hashlib.sha1(load_source(verb).encode()).hexdigest() for verb in ("acquire", "acquire_in_order")}
 
 
 def repeated(limits: EmbeddedServer) -> int:
@@ -65,9 +69,12 @@ def test_store_that_hangs_during_parking_loses_and_repeats_no_task(
         fleet.start("-P", pool, number=2)
 
         def trouble(number: int) -> None:
-            send(fleet, results, 30)
-            time.sleep(0.005 * number)
-            limits.freeze()
+            with redis.Redis.from_url(limits.url) as store, store.monitor() as monitor:
+                send(fleet, results, 30)
+                while not ACQUIRES & set(monitor.next_command()["command"].lower().split()):
+                    pass
+            time.sleep(0.001 * number)
+            limits.freeze()  # before the tasks that have got no permit are parked, or while they are
             time.sleep(3.0)
             limits.thaw()
             until(lambda: all(result.ready() for result in results), 40, "every end")

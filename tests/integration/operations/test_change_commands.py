@@ -31,8 +31,12 @@ def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
     assert "paused by ann until resumed, 'no upstream'" in paused
     assert "paused by ann until resumed, 'no upstream'" in run("status").output
     assert f"  {'paused':<18}by ann until resumed, 'no upstream'" in run("status", "stripe").output
+    (told,) = json.loads(run("status", "stripe", "--json").output)
+    assert (told["paused_by"], told["pause_reason"], told["reason"]) == ("ann", "no upstream", "slow")
     assert "paused" in run("unset", "stripe").output.splitlines()[1], "a pause is no rate"
     assert "paused" not in run("resume", "stripe").output.splitlines()[1]
+    config = limiter_of(app).config("stripe")
+    assert (config.paused_by, config.pause_reason) == ("", ""), "it has ended"
     run("set", "stripe", "30/s", "--burst", "9")
     assert run("set", "stripe", "20/s").output.splitlines()[1].startswith("stripe: now 20/s, burst 5 "), "the code's"
     assert run("unset", "stripe").output.splitlines()[1] == "stripe: now 100/s, burst 5 (code)"

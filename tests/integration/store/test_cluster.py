@@ -236,7 +236,7 @@ def test_moved_slot_is_followed(either: EitherLimiter, cluster_store: Cluster, l
 
 
 def test_lost_node_is_an_outage_for_its_limits(cluster_store: Cluster) -> None:
-    limiter = Limiter.from_url(cluster_store.url + PATIENT)
+    limiter = Limiter.from_url(cluster_store.url)
     on_it = {node_of(cluster_store, limit): limit for limit in SPREAD}
     limiter.acquire(SPREAD)
     cluster_store.nodes[2].freeze()
