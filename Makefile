@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Many images of Python set it. Then each process of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
+# Files of tests that run at a time. Tests of workers wait for most of their time.
+JOBS ?= 8
 
 .PHONY: demo test collect check test-all celery-suite fuzz mutants bench docs lint clean
 .DELETE_ON_ERROR:
@@ -20,7 +22,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m example_project.demo
 
 test: $(STAMP) lint collect
-	$(BIN)/python -m pytest -n 8 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Compiles the tests once, rather than in each process of a run at the same time. What cannot be collected, the run says.
 collect: $(STAMP)

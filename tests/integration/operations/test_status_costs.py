@@ -27,12 +27,12 @@ from tests.shop import make_app, park
 
 @contextmanager
 def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
-    """What is sent to a port at once counts once. What a limiter's timer reports on a slow machine does not count."""
+    """What is sent to a port at once counts once. What other limiters' threads do meanwhile does not count."""
     trips: Counter[int] = Counter()
     send = AbstractConnection.send_packed_command
 
     def counted(connection: Any, *args: Any, **options: Any) -> Any:
-        trips[connection.port] += threading.current_thread().name != "celery_ratelimit-counts"
+        trips[connection.port] += not threading.current_thread().name.startswith("celery_ratelimit-")
         return send(connection, *args, **options)
 
     with monkeypatch.context() as patched:
@@ -77,7 +77,7 @@ def test_a_scrape_of_many_limits_makes_three_round_trips(
         found = samples(app, "parked_tasks")
     assert sum(found.values()) == 250
     assert len(found) >= 500
-    assert max(trips.values()) <= 3
+    assert 1 <= max(trips.values()) <= 3
     stats = [node.info("commandstats") for node in nodes]
     assert (
         sum(each["calls"] for of_node in stats for each in of_node.values()) <= (23 if cluster else 9) * 500 + 10 * 125
