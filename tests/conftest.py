@@ -135,10 +135,9 @@ def sentinel_store(running_sentinels: Sentinels) -> Sentinels:
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """A node that all processes of a run share; its tests are skipped without Debian's package ``rabbitmq-server``."""
-    from tests.rabbitmq import find_server, shared_node
+    from tests.rabbitmq import shared_node, skip_without_server
 
-    if find_server() is None:
-        pytest.skip("there is no rabbitmq-server on this machine: apt-get install rabbitmq-server")
+    skip_without_server()
     own = tmp_path_factory.getbasetemp()
     with shared_node(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as running:
         yield running

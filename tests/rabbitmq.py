@@ -23,7 +23,15 @@ from kombu import exceptions
 
 from celery_ratelimit.testing import free_port
 
-__all__ = ["Broker", "RabbitMQ", "find_server", "needs_quorum_queues", "running_node", "shared_node"]
+__all__ = [
+    "Broker",
+    "RabbitMQ",
+    "find_server",
+    "needs_quorum_queues",
+    "running_node",
+    "shared_node",
+    "skip_without_server",
+]
 
 needs_quorum_queues = pytest.mark.skipif(VERSION[:2] < (5, 5), reason="Celery consumes quorum queues since 5.5")
 
@@ -49,6 +57,11 @@ def find_server() -> str | None:
     """The path of ``rabbitmq-server``, if it and Erlang's port mapper are there."""
     server = shutil.which("rabbitmq-server", path=os.pathsep.join([_WRAPPED, os.environ.get("PATH", os.defpath)]))
     return server if server and shutil.which("epmd") else None
+
+
+def skip_without_server() -> None:
+    if find_server() is None:
+        pytest.skip("there is no rabbitmq-server on this machine: apt-get install rabbitmq-server")
 
 
 class Broker:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.measures import displacement
 from celery_ratelimit import Limiter
 from tests.fleet_of import NewFleet, assert_never_over, errors, until
-from tests.rabbitmq import Broker, RabbitMQ, find_server, needs_quorum_queues, running_node
+from tests.rabbitmq import Broker, RabbitMQ, needs_quorum_queues, running_node, skip_without_server
 
 WAIT = "tests.apps.fleet.wait"
 #: Celery logs it with the lost connection.
@@ -29,8 +29,7 @@ def set_consumer_timeout(node: RabbitMQ, timeout: int, tick: int) -> None:
 @pytest.fixture
 def brief() -> Iterator[Broker]:
     """A node of its own, which closes a channel on which a message is not acknowledged within four seconds."""
-    if find_server() is None:
-        pytest.skip("there is no rabbitmq-server on this machine: apt-get install rabbitmq-server")
+    skip_without_server()
     with running_node() as node:
         set_consumer_timeout(node, 4000, 500)
         yield node.broker()
