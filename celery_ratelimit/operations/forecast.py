@@ -36,11 +36,21 @@ class Forecast:
     reason: str = ""
     limited_by: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def wait(self) -> str:
+        """As in ``12.0 s, give or take 2.2 s``; or ``not known``."""
         if self.seconds is None:
-            return f"not known: {self.reason}"
-        why = f": {self.limited_by}" if self.limited_by else ""
-        return f"in {length(self.seconds)}, give or take {length(self.band)}{why}"
+            return "not known"
+        return f"{length(self.seconds)}, give or take {length(self.band)}"
+
+    @property
+    def why(self) -> str:
+        """Why it is not known, or what limits it; ``""``: it is known, and the limit alone decides."""
+        return self.reason or self.limited_by
+
+    def __str__(self) -> str:
+        start = self.wait if self.seconds is None else f"in {self.wait}"
+        return f"{start}: {self.why}" if self.why else start
 
 
 class Throughput(NamedTuple):

@@ -129,7 +129,7 @@ def own_keys(each: LimitStatus) -> list[str]:
 
 def _why(each: LimitStatus) -> list[str]:
     """Why the forecast is as it is; of a paused limit the state says so."""
-    why = each.forecast.reason or each.forecast.limited_by
+    why = each.forecast.why
     return [plain(why)] if why and each.paused_until is None else []
 
 
@@ -156,9 +156,6 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     if config.code is not None and config.code.max_parked is not None:
         lots += f", at most {config.code.max_parked}{' for each key' if each.by_key else ''}"
-    seconds, colon, why = str(each.forecast).removeprefix("in ").partition(": ")
-    counts = each.queued and each.drains_in and not each.by_key and each.state != "shadow"
-    queued = ", with the queued messages" if counts else ""
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("override", row["OVERRIDE"]),
@@ -168,7 +165,7 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST PARKED']}" if each.parked else "")),
         *[("backlog", _backlog(one, standing.now)) for one in backlogs],
         ("queued", row["QUEUED"] + _in_queues(each)),
-        ("drains in", "-" if each.forecast == Forecast(0.0) else plain(f"{seconds}{queued}{colon}{why}")),
+        ("drains in", _drains_in(each)),
         *[("keys", said) for said in [", ".join(own_keys(each))] if said],
         *[("key", f"{plain(one.config.key)}: {in_force_now(one.config)}") for one in each.settled_keys],
     ]
@@ -182,6 +179,16 @@ def facts_of(each: LimitStatus, backlogs: Sequence[ParkingLot] = ()) -> list[tup
     if each.tasks:
         facts.append(("for the tasks", plain(", ".join(each.tasks))))
     return facts
+
+
+def _drains_in(each: LimitStatus) -> str:
+    """As in ``5.0 s, give or take 1.5 s, with the queued messages: workers start 1/s of 20/s allowed``."""
+    forecast = each.forecast
+    if forecast == Forecast(0.0):
+        return "-"
+    counts = each.queued and forecast.seconds and not each.by_key and each.state != "shadow"
+    queued = ", with the queued messages" if counts else ""
+    return plain(f"{forecast.wait}{queued}" + (f": {forecast.why}" if forecast.why else ""))
 
 
 def upstream_said(counts: Mapping[str, int]) -> str:

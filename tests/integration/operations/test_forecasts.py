@@ -154,6 +154,24 @@ def test_forecast_of_a_slow_fleet_uses_its_starts_and_says_so(app: Celery, run: 
     assert status(app, "api").forecast.limited_by == "", "what was started before says nothing of another rate"
 
 
+@pytest.mark.parametrize(
+    ("ago", "starts", "said"),
+    [
+        (0.0, 0.0, "5.0 s, give or take 1.5 s, with the queued messages"),
+        (15.0, 1.0, "6 min 25 s, give or take 4 min 43 s, with the queued messages: workers start 1/s of 20/s allowed"),
+        (15.0, 0.0, "not known: no task has started for 13.0 s"),
+    ],
+)
+def test_time_to_drain_says_that_queued_messages_count(
+    app: Celery, run: Run, store: redis.Redis, ago: float, starts: float, said: str
+) -> None:
+    park(app, "api", 100, task="call", ago=ago)
+    if starts:
+        started(store, "api", starts, 13)
+    app.send_task("call")
+    assert f"\n  drains in         {said}\n" in run("status", "api").output
+
+
 def test_starts_before_a_pause_are_ignored(app: Celery, store: redis.Redis) -> None:
     park(app, "api", 100, task="call", ago=60.0)
     started(store, "api", 1.0)

@@ -96,6 +96,12 @@ def test_band_grows_with_fewer_measured_permits() -> None:
 def test_forecast_as_text() -> None:
     assert str(Forecast(90.0, 10.0)) == "in 1 min 30 s, give or take 10.0 s"
     assert str(Forecast(90.0, 10.0, limited_by="workers")) == "in 1 min 30 s, give or take 10.0 s: workers"
+    for found, wait, why in (
+        (Forecast(90.0, 10.0, limited_by="a: b"), "1 min 30 s, give or take 10.0 s", "a: b"),
+        (Forecast(90.0, 10.0), "1 min 30 s, give or take 10.0 s", ""),
+        (Forecast(None, reason="key 'a: b': paused"), "not known", "key 'a: b': paused"),
+    ):
+        assert (found.wait, found.why) == (wait, why)
 
 
 def test_throughput_window_follows_the_age_of_the_backlog() -> None:
