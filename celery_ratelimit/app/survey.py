@@ -48,7 +48,7 @@ def owners_of(app: Any) -> dict[str, Owned]:
 
 
 def limits_shown(app: Any) -> list[str]:
-    """Each limit of an app with its tasks and queues, one line each."""
+    """Each limit of an app with its tasks and queues, one line each, without control characters."""
     lines = []
     for _, (limit, tasks, queues) in sorted(owners_of(app).items()):
         held_for = _named("task", tasks) + _named("queue", queues)

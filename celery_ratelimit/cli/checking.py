@@ -54,7 +54,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
         show_json({"limits": limits, "warnings": warnings, "notes": notes})
     else:
         for limit in limits:
-            click.echo(plain(limit))
+            click.echo(limit)
         if not limits:
             click.echo(NO_LIMITS)
         for warning in warnings:

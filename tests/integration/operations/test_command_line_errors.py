@@ -209,6 +209,7 @@ def test_names_with_control_characters_break_no_line(run: Run, app: Celery) -> N
     shown = json.loads(run("check", "--json").output)["limits"]
     assert "e\\nmails: 14/s (queue e\\nmails)" in shown
     assert limits_shown(app) == shown, "in a worker's banner, too"
+    assert run("check").stdout.splitlines()[: len(shown)] == shown
     app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "x\ny\x1b[31m": "1/s"}
     for arguments in (["reset", "strpe"], ["status", "x\ny"], ["parked", "x\ny"]):
         found = run(*arguments)
