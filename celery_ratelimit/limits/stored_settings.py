@@ -82,8 +82,8 @@ class LimitConfig:
         paused: seconds until the pause ends.
         share: of the rate that is in force now; below 1.0: the limit is adaptive, and its upstream has refused calls.
         changed: when a stored rate or a pause last began or ended, in seconds since 1970; 0.0: not known.
-        paused_by: author of the pause; ``429 of task …`` if an upstream has caused it.
-        pause_reason: reason of the pause, if given; the refused task's id if an upstream has caused it.
+        paused_by: author of the pause that ends last; ``429 of task …`` if an upstream has caused it.
+        pause_reason: reason of that pause, if given; the refused task's id if an upstream has caused it.
         stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -49,6 +50,21 @@ def test_change_shows_the_state_before_and_after(run: Run, app: Celery) -> None:
     assert limiter_of(app).config("gpu").in_force == Concurrency(2, name="gpu")
     assert run("set", "other", "5/s", "--force").exit_code == 0
     assert "5/s" in run("status", "other").output
+
+
+def test_longer_pause_of_a_429_is_shown_without_the_reason_of_an_operator(run: Run, app: Celery) -> None:
+    run("pause", "stripe", "--for", "1m", "--by", "ann", "--reason", "no upstream")
+    limiter_of(app).throttled("stripe", retry_after=30, by="429 of task shop.charge", reason="of task 1")
+    assert re.search(r"paused by ann until [^,]+, 'no upstream'", run("status").output), "the longer one"
+    limiter_of(app).throttled("stripe", retry_after=600, by="429 of task shop.charge", reason="of task 1")
+    for shown in (run("status").output, run("status", "stripe").output):
+        assert re.search(r"by 429 of task shop\.charge until [^,]+$", shown, re.MULTILINE), shown
+        assert "no upstream" not in shown
+    found = run("pause", "stripe", "--for", "1m", "--by", "ann", "--reason", "no upstream").output
+    assert "no upstream" not in found, "the longer pause stays"
+    was, now = run("pause", "stripe", "--by", "bob").output.splitlines()
+    assert "paused by 429 of task shop.charge until " in was
+    assert now.endswith("paused by bob until resumed")
 
 
 def test_weight_is_set_shown_and_returned_to_the_code(run: Run, app: Celery) -> None:
