@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from ..words import NO_END
 from .command_errors import app_of
-from .options import JSON, NAMES
+from .options import FORCE, JSON, NAMES
 from .shown import clock, plain
 
 __all__ = ["watch"]
@@ -20,15 +20,20 @@ __all__ = ["watch"]
 @NAMES
 @click.option("--enable", is_flag=True, help="Tell the workers to send events first, as with -E.")
 @click.option("--most", type=click.IntRange(min=1), help="End after so many.")
+@FORCE
 @JSON
 @click.pass_context
-def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, as_json: bool) -> None:
+def watch(
+    ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, force: bool, as_json: bool
+) -> None:
     """Show each throttled task as it happens, until Ctrl-C.
 
     With the limit that throttled it, and what becomes of it. By Celery's events: of workers that send them (-E), or
     that run when --enable tells them to.
     """
     app, seen = app_of(ctx), 0
+    if not force:
+        _check_names(app, names)
 
     def show(event: dict[str, Any]) -> None:
         nonlocal seen
@@ -50,6 +55,17 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
             receiver.capture(limit=None, timeout=None, wakeup=False)
         except KeyboardInterrupt:
             pass
+
+
+def _check_names(app: Any, names: Sequence[str]) -> None:
+    """Raise ConfigurationError for an unknown limit. Asks the store only about limits that are not the app's."""
+    from ..app.app_limits import limits_of_app
+    from ..app.settings import settings_of
+    from ..operations.overview import overview
+
+    known = {*settings_of(app).quotas, *limits_of_app(app)}
+    if others := [name for name in names if name not in known]:
+        overview(app, *others, ask_broker=False)
 
 
 def _line(event: dict[str, Any]) -> str:
