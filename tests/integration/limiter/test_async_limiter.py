@@ -34,7 +34,7 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[[Callable[[Async
 
     def in_loop(test: Callable[[AsyncLimiter], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with AsyncLimiter.from_url(server.url + PATIENT, quotas={"api": API}) as limiter:
+            async with AsyncLimiter.from_url(server.url + PATIENT, timeout=100, quotas={"api": API}) as limiter:
                 await test(limiter)
                 while limiter._asker._at_work:  # counts are sent each second, whether a test has just ended or not
                     await asyncio.wait(limiter._asker._at_work)
