@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Decision, Limiter
 from celery_ratelimit.limiter.blocking_acquire import is_beyond
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.operations.bucket_status import bucket_statuses
 from tests.asking import settle_demands
 from tests.conftest import START, Clock
@@ -74,11 +75,12 @@ def test_peek_with_changed_code_answers_like_an_acquire(
     assert us(status.retry_after) == us(told.retry_after)
 
 
+@pytest.mark.parametrize("others", [[], [demand("1/s", burst=9, name="open")]], ids=["one limit", "two"])
 @pytest.mark.parametrize("claim", [0.009, 0.0099995, 0.01, 0.0100004, 0.01000051, 0.011])
 def test_slot_is_kept_exactly_when_the_caller_waits(
-    frozen: Limiter, clock: Clock, store: redis.Redis, claim: float
+    frozen: Limiter, store: redis.Redis, claim: float, others: list[LimitRequest]
 ) -> None:
-    wanted = [demand("100/s")]
+    wanted = [demand("100/s"), *others]
     frozen._asker.ask(wanted)
     refused = frozen._asker.ask(wanted, id="a", claim=claim)
     assert (store.zscore(SLOTS, "a") is None) == is_beyond(refused, claim)
@@ -159,6 +161,17 @@ def test_no_gap_is_noted_where_none_is(line: Line, store: redis.Redis) -> None:
     assert store.zrange(SLOTS, 0, -1) == ["a"]
 
 
+def test_late_request_notes_no_gap_over_the_slots_of_others(line: Line) -> None:
+    slow = demand("1/10s", name="slow")
+    assert line.limiter._asker.ask([slow]).allowed
+    assert [line.asks(id) for id in "abc"] == [(False, 1.0), (False, 2.0), (False, 3.0)]
+    alone, line.wanted = line.wanted, [*line.wanted, slow]
+    assert line.asks("a", at=1.5) == (False, 9.0)
+    line.wanted = alone
+    assert line.asks("d", at=1.5) == (False, 10.0), "a permit now would make b wait"
+    assert [line.asks("b", at=2.0), line.asks("c", at=3.0)] == [(True, 0.0), (True, 0.0)]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_newcomer_of_two_limits_asks_again_when_the_line_is_over(frozen: Limiter, clock: Clock, order: int) -> None:
     line = Line(frozen, clock, "10/s", burst=5)
@@ -175,6 +188,15 @@ def test_line_that_has_passed_is_deleted_once(frozen: Limiter, clock: Clock, sto
     store.config_resetstat()
     assert line.ask("", at=1.1).allowed
     assert "cmdstat_del" not in store.info("commandstats")
+
+
+def test_slot_to_come_stays_where_another_limit_is_asked_as_well(line: Line) -> None:
+    """A parked task keeps the slot of one limit, and asks for all of its limits a moment before it."""
+    assert [line.asks(id) for id in "ab"] == [(False, 1.0), (False, 2.0)]
+    assert settle_demands(line.limiter, line.wanted, [2], id="used", granted_at=START), "one more than it took"
+    line.wanted = [*line.wanted, demand("1/s", burst=9, name="open")]
+    assert line.asks("b", at=1.9) == (False, 0.1)
+    assert line.asks("b", at=2.0) == (True, 0.0), "the permit that a has missed"
 
 
 # -- Requests that find no permit at their slots: because of a pause, or as others used more than they took ------------

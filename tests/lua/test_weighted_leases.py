@@ -270,6 +270,24 @@ def test_dead_request_loses_kept_permits_in_seconds(frozen: Limiter, clock: Cloc
     assert ask(frozen, "small", 1), "it has not asked for some seconds"
 
 
+@pytest.mark.parametrize(
+    ("after", "kept"), [(-2_000_001, False), (-2_000_000, True), (2_000_000, True), (2_000_001, False)]
+)
+def test_permits_are_kept_within_two_seconds_of_the_slot(
+    frozen: Limiter, clock: Clock, store: redis.Redis, after: int, kept: bool
+) -> None:
+    long_held(frozen, clock)
+    hold(frozen, 5)
+    assert not ask(frozen, "large", 8, claim=3600.0)
+    slot = int(store.zscore(SLOTS, "large"))
+    assert slot > clock.us + us(10)
+    clock.set(slot - us(5))
+    assert all(frozen._asker.renew([(places(1), f"held {index}") for index in range(5)]))
+    assert not ask(frozen, "next", 8, claim=3600.0), "in some minutes"
+    clock.set(slot + after)
+    assert ask(frozen, "small", 1) is not kept
+
+
 def test_first_polling_request_goes_first_with_long_leases(frozen: Limiter, clock: Clock) -> None:
     long_held(frozen, clock)
     hold(frozen, 5)
@@ -352,6 +370,20 @@ def test_permits_are_held_for_a_waiting_caller(frozen: Limiter, clock: Clock) ->
     assert left(frozen) == 1
     assert hand_over(frozen, "next", "third", cost=8, ended=(("large", 8),)) == [True, False], "in one step"
     assert left(frozen) == 1
+
+
+def test_permits_are_kept_or_held_but_never_both(frozen: Limiter, clock: Clock) -> None:
+    assert ask(frozen, "a", 10)
+    assert hand_over(frozen, "large", cost=7, ear="@") == [False]
+    assert hand_over(frozen, "small", cost=1, ended=(("a", 10),)) == [True], "seven are held for a second"
+    clock.advance(0.999999)
+    assert ask(frozen, "second", 1)
+    assert left(frozen) == 1
+    clock.advance(0.000001)
+    assert left(frozen) == 8, "none is held any more"
+    assert not ask(frozen, "third", 2), "seven are kept"
+    assert ask(frozen, "fourth", 1)
+    assert ask(frozen, "large", 7)
 
 
 def test_held_permits_of_an_absent_caller_are_freed(frozen: Limiter, clock: Clock) -> None:
