@@ -227,7 +227,7 @@ if NUMBER > 1 then
     -- behind all.
     function token_bucket.place(limit, now, at, last)
         local mine = token_bucket.due(limit)
-        if mine and mine >= at then return mine end
+        if mine and mine > now and mine >= at then return mine end
         limit.last = last
         if mine then come_late(limit, now) end
         return (find(limit, at))

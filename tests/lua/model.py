@@ -283,7 +283,7 @@ class View:
         return slot
 
     def _place(self, at: int, last: bool) -> int:
-        if self.slot is not None and self.slot >= at:
+        if self.slot is not None and self.slot > self.now and self.slot >= at:
             return self.slot
         self.last = last
         self._come_late()

@@ -199,6 +199,19 @@ def test_slot_to_come_stays_where_another_limit_is_asked_as_well(line: Line) -> 
     assert line.asks("b", at=2.0) == (True, 0.0), "the permit that a has missed"
 
 
+def test_slot_of_now_is_given_up_where_another_request_is_due_first_in_another_limit(
+    frozen: Limiter, clock: Clock
+) -> None:
+    """Else it is told to ask again a microsecond later, and is late then."""
+    mine, other = demand("10/s", name="mine"), demand("10/s", name="other", burst=2)
+    for wanted, ids in ((mine, ["first", "x", "a"]), (other, ["first", "second", "y"])):
+        for id in ids:
+            frozen._asker.ask([wanted], id=id, claim=1e6)
+    clock.set(START + us(0.2))  # the slot of a
+    refused = frozen._asker.ask([mine, other], id="a", claim=1e6)
+    assert (refused.allowed, refused.retry_after) == (False, 0.1)
+
+
 # -- Requests that find no permit at their slots: because of a pause, or as others used more than they took ------------
 
 
