@@ -58,7 +58,7 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
     if as_json:
         show_json(found)
     else:
-        click.echo("\n".join(plain(line) for line in str(found).splitlines()))
+        click.echo(str(found))
     if not found.found:
         ctx.exit(1)
 
@@ -122,7 +122,7 @@ def _take_out(
         if found is not None and found.where in ("parked", "aside"):
             name, key, ids = found.limit, found.key, (name,)
         elif found is not None and found.found:
-            raise click.ClickException(f"nothing to release: {plain(str(found).splitlines()[0])}")
+            raise click.ClickException(f"nothing to release: {str(found).splitlines()[0]}")
     if not yes and (verb == "purge" or not (ids or key)):
         found = [lot.parked for lot in lots.lots(name, force=force) if key in (None, lot.key)] if not ids else []
         keys = f" of {len(found)} keys" if len(found) > 1 else ""

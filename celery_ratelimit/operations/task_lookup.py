@@ -92,7 +92,7 @@ class Explanation:
 
     def __str__(self) -> str:
         name = f"{self.task}[{self.id}]" if self.task else f"Task {self.id}"
-        return "\n".join([f"{name} {self._location()}.", *self._details()])
+        return "\n".join(map(plain, [f"{name} {self._location()}.", *self._details()]))
 
     def _location(self) -> str:
         of = f"limit {self.limit!r}" + (f", key {self.key!r}" if self.key else "")
@@ -126,12 +126,12 @@ class Explanation:
         if config is not None:
             is_set, reason = config.override is not None, f" ({config.reason})" if config.reason else ""
             by = f", set by {config.by} {self._ago(config.since)}{reason}" if is_set else ", as in the code"
-            lines.append(plain(f"The limit is {config.in_force or 'not known here'}{by}."))
+            lines.append(f"The limit is {config.in_force or 'not known here'}{by}.")
             if config.paused:
                 by = f" by {config.paused_by}" if config.paused_by else ""
                 reason = f" ({config.pause_reason})" if config.pause_reason else ""
                 until = end_of("resumed", self.now + config.paused, self.now)
-                lines.append(plain(f"The limit is paused{by} {until}{reason}."))
+                lines.append(f"The limit is paused{by} {until}{reason}.")
         if self.share is not None and self.weight is not None:
             lines.append(f"Its share {self.share!r} has the weight {self.weight:g}.")
         if self.forecast is not None:

@@ -12,7 +12,6 @@ from ..app.app_store import limiter_of
 from ..app.settings import settings_of
 from ..errors import ConfigurationError, StoreUnavailable
 from ..operations.parked_tasks import ParkingLots
-from ..words import plain
 from .changes import change
 from .one import limit, parked
 from .table import table
@@ -61,7 +60,7 @@ class PageData:
     def explain(self, id: str) -> tuple[str, str]:
         """Where a task is, as the command line says it; and the limit that it waits for, ``""``: none."""
         found = ParkingLots(self._app).explain(id)
-        return "\n".join(plain(line) for line in str(found).splitlines()), found.limit
+        return str(found), found.limit
 
     def change(self, name: str, fields: Mapping[str, str]) -> tuple[str, str]:
         """See :func:`~celery_ratelimit.web.changes.change`."""

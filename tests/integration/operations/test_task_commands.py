@@ -209,3 +209,10 @@ def test_unreadable_message_does_not_hide_others(run: Run, app: Celery, store: r
     if stored and stored.startswith("1 1 1"):
         assert run("release", "stripe", "--yes").output == "0 tasks sent back to the queue\n"
         assert run("purge", "stripe", "--yes").exit_code == 0
+
+
+def test_explain_shows_names_with_control_characters_on_their_line(run: Run, app: Celery) -> None:
+    (id,) = park(app, "stripe", 1, ids=["a\nb"], task="shop\u2028\x1b[31m.charge", queue="c\nd")
+    lines = run("explain", id).output.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["shop\\u2028\\x1b[31m.charge[a\\nb]", "It", "The", "It"]
+    assert len(run("explain", "x\ny").output.splitlines()) == 1
