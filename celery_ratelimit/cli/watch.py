@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from ..name_suggestions import near
 from ..words import NO_END
 from .command_errors import app_of
-from .options import FORCE, JSON, NAMES
+from .options import JSON, NAMES
 from .shown import clock, plain
 
 __all__ = ["watch"]
@@ -20,20 +21,17 @@ __all__ = ["watch"]
 @NAMES
 @click.option("--enable", is_flag=True, help="Tell the workers to send events first, as with -E.")
 @click.option("--most", type=click.IntRange(min=1), help="End after so many.")
-@FORCE
 @JSON
 @click.pass_context
-def watch(
-    ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, force: bool, as_json: bool
-) -> None:
+def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, as_json: bool) -> None:
     """Show each throttled task as it happens, until Ctrl-C.
 
     With the limit that throttled it, and what becomes of it. By Celery's events: of workers that send them (-E), or
     that run when --enable tells them to.
     """
     app, seen = app_of(ctx), 0
-    if not force:
-        _check_names(app, names)
+    for warning in _unknown(app, names):
+        click.echo(warning, err=True)
 
     def show(event: dict[str, Any]) -> None:
         nonlocal seen
@@ -57,15 +55,14 @@ def watch(
             pass
 
 
-def _check_names(app: Any, names: Sequence[str]) -> None:
-    """Raise ConfigurationError for an unknown limit. Asks the store only about limits that are not the app's."""
+def _unknown(app: Any, names: Sequence[str]) -> list[str]:
+    """A warning for each name of no limit of the app. Workers with other code may have such a limit."""
     from ..app.app_limits import limits_of_app
     from ..app.settings import settings_of
-    from ..operations.overview import overview
 
     known = {*settings_of(app).quotas, *limits_of_app(app)}
-    if others := [name for name in names if name not in known]:
-        overview(app, *others, ask_broker=False)
+    hints = {name: near(name, known) or "workers with other code may have it." for name in names if name not in known}
+    return [plain(f"Warning: this app has no limit {name!r}: {hint}") for name, hint in hints.items()]
 
 
 def _line(event: dict[str, Any]) -> str:
