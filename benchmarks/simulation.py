@@ -330,7 +330,7 @@ class Worker:
     has_several_queues = False
     is_prefork = can_gossip = True
     is_stopping = False
-    call_soon_wakes_loop = False  # nobody rings for a line here
+    call_soon_wakes_loop = False  # no line is notified here
 
     def __init__(self, fleet: Fleet, number: int, processes: int) -> None:
         self.fleet, self.app = fleet, fleet.app
@@ -382,11 +382,11 @@ class Worker:
     def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
         waiting = [callback]
 
-        def ring() -> None:
+        def fire() -> None:
             if waiting:
                 waiting.pop()()
 
-        self.fleet.world.at(self.fleet.world.now + seconds, lambda: self.do(ring) if waiting else None)
+        self.fleet.world.at(self.fleet.world.now + seconds, lambda: self.do(fire) if waiting else None)
         return waiting.clear
 
     def call_soon(self, callback: Callable[[], None]) -> None:

@@ -161,7 +161,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     if is_due or is_new or not call('ZSCORE', DUE_LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', DUE_LOTS) == 0 -- else a worker looks already
         call('ZADD', DUE_LOTS, 'LT', int(is_due and now or now + later), bucket)
-        if is_first then ring(DUE_LOTS) end
+        if is_first then wake(DUE_LOTS) end
     end
     at = last + ARGV[at + 3]
 end

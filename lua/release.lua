@@ -6,7 +6,7 @@
 --           at      us: since when it was held; how long that was makes the next estimate of a wait
 --           bucket  text: the key of its bucket
 -- Reply  how many leases were given back
--- Writes leases, see algorithms/concurrency.lua; for each the first line that waits is rung for
+-- Writes leases, see algorithms/concurrency.lua; for each the first line that waits is notified
 local NUMBER = #KEYS / 2 -- of leases
 --!include prelude.lua
 --!include now.lua

@@ -71,7 +71,7 @@ if until_us > max(now, config.paused) then
     pause_until(until_us)
     paused = pause
     keep_config('throttled')
-    if pause > SHORT_US then ring(REFUSED) end -- workers give up permits that are good during the pause
+    if pause > SHORT_US then wake(REFUSED) end -- workers give up permits that are good during the pause
     if not ends or ends <= now then
         local state = redis.pcall('GET', STATE) -- of a sliding log it is a list
         before = tonumber(match(type(state) == 'string' and state or '', '^t%d+ %d+ (%d+)') or 0)

@@ -191,7 +191,7 @@ class RabbitMQ:
 
     def _answers(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()  # fails quickly while nobody listens
+            socket.create_connection(("127.0.0.1", self.port), 1).close()  # fails quickly while nothing listens
             with kombu.Connection(f"amqp://guest:guest@127.0.0.1:{self.port}/test{HOSTS - 1}") as connection:
                 connection.connect()
         except (OSError, *kombu.Connection("amqp://").connection_errors):

@@ -12,7 +12,7 @@ from tests.far_away import listening
 
 __all__ = ["TROUBLES", "Relay", "relay_to"]
 
-#: ``late``: what is sent on this connection from now on arrives later, also when nobody listens any more. ``frozen``:
+#: ``late``: what is sent on this connection from now on arrives later, also when nothing listens any more. ``frozen``:
 #: so does everything, on all connections. ``cut``: the request arrives, and the connection ends before its answer.
 #: ``deaf``: the same, and then everything is frozen.
 TROUBLES = ("late", "frozen", "cut", "deaf")

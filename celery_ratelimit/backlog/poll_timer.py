@@ -160,7 +160,7 @@ class PollTimer:
 
     def _on_end(self, reply: Reply[bool]) -> None:
         self._run, self._is_polling = None, False
-        self._go_on(done=self._outage.hear(reply.get, True))
+        self._go_on(done=self._outage.read(reply.get, True))
 
     def _go_on(self, *, done: bool) -> None:
         """If there is more to do, the rest of the worker has a turn, and then this goes on."""

@@ -71,7 +71,7 @@ class LimiterBase:
             note_lost(counting.counter, demands)
             raise
         note(counting.counter, decision._demands or demands, decision, now() - began if waits else 0.0)
-        self._core.shadows.hear(decision)
+        self._core.shadows.note_decision(decision)
         return decision
 
     @property

@@ -151,7 +151,7 @@ class PreparedAcquireBase(PermitMethods):
         decision = decision_of(call.demands, whole_numbers(reply), self._core.new_id())
         for state in decision.states:
             if state.version < 0:
-                self._core.shadows.hear(decision)
+                self._core.shadows.note_decision(decision)
         counting = self._counting
         if counting is None:
             return decision

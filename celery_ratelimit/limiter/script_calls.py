@@ -67,7 +67,7 @@ class LeaseRequests(NamedTuple):
         ids: of the requests.
         horizon: microseconds, see ``lua/acquire.lua``.
         claim: microseconds, see there.
-        ear: the channel on which the store announces a free lease; empty: none.
+        waiter: what is notified of a free lease, see ``lua/include/concurrency_waiters.lua``; empty: nothing.
         most: the largest number of requests that get permits; the others get slots.
         all: decide every request, also after a refusal.
         lease_ids: of the leases that the requests get, if these have ids of their own.
@@ -76,7 +76,7 @@ class LeaseRequests(NamedTuple):
     ids: Sequence[str]
     horizon: int
     claim: int
-    ear: str
+    waiter: str
     most: int
     all: bool
     lease_ids: Sequence[str] = ()
@@ -173,7 +173,7 @@ class Calls:
         """The call of ``release_and_acquire.lua``: ``demands`` of each request, and the leases of ended runs."""
         number, packed_keys, arguments = self.packed(demands)
         released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
-        first = number, asking.horizon, asking.claim, asking.ear, asking.most, int(asking.all), len(asking.ids)
+        first = number, asking.horizon, asking.claim, asking.waiter, asking.most, int(asking.all), len(asking.ids)
         pairs = zip(asking.ids, asking.lease_ids or asking.ids, strict=True)
         last = [*[id for pair in pairs for id in pair], *released_as]
         keys = KEYS * number + len(released)

@@ -84,7 +84,7 @@ class KnownShadows:
         opened = Limit(_OPEN, burst=1000, name=limit.name, fair=limit.fair, weights=limit.weights)
         return replace(demand, limit=opened, cost=0)
 
-    def hear(self, decision: Decision) -> None:
+    def note_decision(self, decision: Decision) -> None:
         """Note limits that the store's decision shows to be in shadow."""
         for state in decision.states:
             if state.version < 0:

@@ -166,13 +166,13 @@ def declared_key(prefix: str) -> str:
     return bucket_key(prefix, "fleet", "", "declared")
 
 
-def notification_channel(prefix: str, ear: str = "") -> str:
+def notification_channel(prefix: str, worker: str = "") -> str:
     """The channel on which scripts wake idle workers (``lua/include/wake_idle_workers.lua`` derives it from a key).
 
-    With an ``ear``: the channel of one worker that waits for leases (``lua/include/concurrency_waiters.lua``).
+    With a ``worker``: the channel of one worker that waits for leases (``lua/include/concurrency_waiters.lua``).
     """
-    channel = re.sub(r"(?s)(:v\d+:).*", r"\1bell", f"{prefix}:{SCHEMA}:", count=1)
-    return f"{channel}:{ear}" if ear else channel
+    channel = re.sub(r"(?s)(:v\d+:).*", r"\1wake", f"{prefix}:{SCHEMA}:", count=1)
+    return f"{channel}:{worker}" if worker else channel
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:

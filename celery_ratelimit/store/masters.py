@@ -126,7 +126,7 @@ class Master:
         # A Sentinel with an older epoch does not know the new master yet, even if it holds that server to be down.
         return max(views, key=lambda each: (each.epoch, each.is_alive, each.address == self.address)).address
 
-    def hear(self, number: int, event: str, words: list[str]) -> None:
+    def handle_event(self, number: int, event: str, words: list[str]) -> None:
         """Handle a Sentinel's event, perhaps of another master. Raises the errors of :meth:`ask`."""
         if self.name not in words:
             return
@@ -153,7 +153,7 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
                 continue
             said = events.get_message(timeout=LOOK)
             if said and (master := master_of()) is not None:
-                master.hear(number, text(said["channel"], "replace"), text(said["data"], "replace").split())
+                master.handle_event(number, text(said["channel"], "replace"), text(said["data"], "replace").split())
             continue
         except ResponseError:  # the user may not subscribe: this thread only asks
             may_listen = False

@@ -32,7 +32,7 @@ class NotificationListener:
     Args:
         client: a ``redis.Redis`` or a ``redis.RedisCluster``. A store in memory has no channels, and needs none.
         prefix: the start of every key in the store.
-        ear: names the channel of one worker; empty: the channel of all.
+        worker: names the channel of one worker; empty: the channel of all.
         on_notification: called in the thread with the text of each notification; ``None``: the thread has subscribed.
 
     Attributes:
@@ -42,9 +42,9 @@ class NotificationListener:
     """
 
     def __init__(
-        self, client: Any, prefix: str, ear: str = "", on_notification: Callable[[str | None], None] | None = None
+        self, client: Any, prefix: str, worker: str = "", on_notification: Callable[[str | None], None] | None = None
     ) -> None:
-        self.channel: str = notification_channel(prefix, ear)
+        self.channel: str = notification_channel(prefix, worker)
         self.on_notification = on_notification
         self.client: Any = None if hasattr(client, "clock") else client
         self.is_up: bool = False

@@ -96,9 +96,9 @@ class Outage:
 
         Other errors are raised.
         """
-        return otherwise if self else self.hear(question, otherwise, quietly=quietly)
+        return otherwise if self else self.read(question, otherwise, quietly=quietly)
 
-    def hear(self, reply: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
+    def read(self, reply: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
         """As :meth:`ask`, for a reply that has come already: it counts also if an outage was noted meanwhile."""
         try:
             return reply()

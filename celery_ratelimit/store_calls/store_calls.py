@@ -106,7 +106,7 @@ class StoreCalls:
         if self._outage:
             on_reply(_not_asked("the store is lost"))
         elif in_loop or not self._use_threads:
-            self._hear(_reply_to(call), on_reply)
+            self._receive(_reply_to(call), on_reply)
         else:
             return self._in_thread(call, on_reply)
         return None
@@ -114,7 +114,7 @@ class StoreCalls:
     def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> CallGeneratorRunner[_T]:
         """Make the calls of a generator, one after the other; ``on_end`` gets its result."""
         run = CallGeneratorRunner(self, asks, on_end)
-        run.hear(None)
+        run.receive(None)
         return run
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class StoreCalls:
     def _use_threads(self) -> bool:
         return self._has_loop and self.latency.is_worth_threads
 
-    def _hear(self, reply: Reply[_T], on_reply: Callable[[Reply[_T]], None]) -> None:
+    def _receive(self, reply: Reply[_T], on_reply: Callable[[Reply[_T]], None]) -> None:
         if reply.error is None:
             self.latency.note(reply.seconds)
         on_reply(reply)
@@ -146,13 +146,13 @@ class StoreCalls:
                 return _not_asked("nothing waits for this reply any more")
             return _not_asked("the store is lost") if self._outage else _reply_to(waiting.pop())
 
-        def hear(reply: Reply[_T]) -> None:
+        def receive(reply: Reply[_T]) -> None:
             if connection is self._connection:
-                self._hear(reply, on_reply)
+                self._receive(reply, on_reply)
 
         def has_ended(future: Future[Reply[_T]]) -> None:
             self._in_threads.discard(future)
-            self._timers.call_soon(self._timers.guarded(partial(hear, future.result())))
+            self._timers.call_soon(self._timers.guarded(partial(receive, future.result())))
 
         try:
             future = self._threads.submit(make)
@@ -173,7 +173,7 @@ class CallGeneratorRunner(Generic[_T]):
         self._is_at_it = self._is_over = False
         self._in_flight: Future[Reply[Any]] | None = None
 
-    def hear(self, reply: Reply[Any] | None) -> None:
+    def receive(self, reply: Reply[Any] | None) -> None:
         """Continue with a reply; ``None``: begin."""
         self._in_flight = None  # a future keeps its callback, which is this method: without a cycle no garbage is left
         self._replies.append(reply)
@@ -189,7 +189,7 @@ class CallGeneratorRunner(Generic[_T]):
                     self._is_over = True
                     self._on_end(step)
                 else:
-                    self._in_flight = self._calls.submit(step, self.hear)
+                    self._in_flight = self._calls.submit(step, self.receive)
         finally:
             self._is_at_it = False
 

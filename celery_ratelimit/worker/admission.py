@@ -135,7 +135,7 @@ class PermitClient:
         a slot.
         """
         try:
-            said = self._outage.hear(reply.get, None)
+            said = self._outage.read(reply.get, None)
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
             if not first.duplicate_checked and not self._deduplication.may_run(first):
                 return [DropDuplicate()]
@@ -166,7 +166,7 @@ class PermitClient:
             return self._fallback.action(pending, now)
         if not isinstance(answer, Decision):
             return answer
-        self._asker.shadows.hear(answer)
+        self._asker.shadows.note_decision(answer)
         early = self.lead_time()
         limit_queue.record_decision(pending, answer, now, early=early)
         if answer.allowed:

@@ -79,7 +79,7 @@ class LimitWatcher:
 
     def _on_reply(self, reply: Reply[dict[str, str]]) -> None:
         try:
-            told = self._outage.hear(reply.get, {}, quietly=True)
+            told = self._outage.read(reply.get, {}, quietly=True)
         finally:
             # Only now: a store that hangs takes as long as the pause, and all that the loop did would be to look.
             if self._cancel is _nothing:  # else a greenlet has closed it meanwhile

@@ -213,7 +213,7 @@ class ParkingBatch:
             return
         ended: Sequence[PendingPark] = part
         try:
-            results_of = self._outage.hear(reply.get, None)
+            results_of = self._outage.read(reply.get, None)
         except self._worker.broker.connection_errors:
             raise  # Celery connects anew, and the broker has all messages: nothing asks
         except Exception as error:

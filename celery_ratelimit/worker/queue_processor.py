@@ -85,7 +85,7 @@ class QueueProcessor:
             self._errors.pair = None
             try:
                 if limit_queue.acquire is not None and limit_queue.acquire.reply is not None:
-                    self._hear(limit_queue, limit_queue.acquire)
+                    self._handle_reply(limit_queue, limit_queue.acquire)
                 self._start_due(limit_queue)
                 self._ask_for(limit_queue, has_reservation=True)
                 self._ask_for(limit_queue, has_reservation=False)
@@ -161,7 +161,7 @@ class QueueProcessor:
             self._resources.end_acquiring(limit_queue, call)
             raise
         call.is_late = call.reply is None
-        return call.reply is not None and self._hear(limit_queue, call)
+        return call.reply is not None and self._handle_reply(limit_queue, call)
 
     def _select(
         self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], now: float
@@ -188,7 +188,7 @@ class QueueProcessor:
         self._errors.pair = limit_queue, first
         return together
 
-    def _hear(self, limit_queue: LimitQueue, call: AcquireCall) -> bool:
+    def _handle_reply(self, limit_queue: LimitQueue, call: AcquireCall) -> bool:
         """Apply the store's reply to each request. Returns whether the queue may go on."""
         self._resources.end_acquiring(limit_queue, call)
         first, reply = call.requests[0], call.reply

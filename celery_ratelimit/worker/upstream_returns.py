@@ -88,7 +88,7 @@ class UpstreamReturns:
         self._worker, self._asker, self._limits = worker, asker, limits
         self._attendant, self._outage, self._queues, self._prefetch = attendant, outage, queues, prefetch
         self._resources, self._dispatch = resources, dispatch
-        attendant.on_notification = self._hear
+        attendant.on_notification = self._on_notification
         self._reporter, self._deduplication = reporter, deduplication
 
     def put_back(self, request: Any, refusal: ReturnToBacklog) -> None:
@@ -125,7 +125,7 @@ class UpstreamReturns:
                 demand = pending.demands[0]
                 self._carry_out(pending, Park(demand, 0.0, since=since) if pending.parks else Republish(0.0, demand))
 
-    def _hear(self, said: str | None) -> None:
+    def _on_notification(self, said: str | None) -> None:
         """In another thread: if an upstream has paused a limit for long, permits that were taken ahead are void."""
         if said is not None and said.endswith(":refused"):
             self._worker.timers.call_soon(self._worker.timers.guarded(partial(self._requeue_granted, said)))

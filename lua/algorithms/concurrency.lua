@@ -69,7 +69,7 @@ end
 
 function concurrency.earliest(limit, now, ahead, permits)
     if limit.mine then return now end
-    -- `kept`: for those that were rung for, see release_and_acquire.lua: they stand in the line as well
+    -- `kept`: for lines that were notified, see release_and_acquire.lua: they stand in the line as well
     ahead = max(ahead, limit.kept or 0, limit.aside)
     local over = limit.held + ahead + permits - limit.count
     if over <= 0 then return now end

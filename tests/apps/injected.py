@@ -1,4 +1,4 @@
-"""The fleet's app in a worker in which something goes wrong that nobody has foreseen, at the tasks that ask for it."""
+"""The fleet's app in a worker in which something goes wrong that no code foresees, at the tasks that ask for it."""
 
 from __future__ import annotations
 

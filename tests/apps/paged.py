@@ -1,4 +1,4 @@
-"""An app for the page: limits of each kind, and names that nobody would give them."""
+"""An app for the page: limits of each kind, and names that are not sensible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in the gate something may go wrong that nobody has foreseen."""
+"""Where in the gate something may go wrong that no code foresees."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def run(index: int, *rest: object) -> int:
     assert not {"celery_ratelimit.worker.gate", "celery_ratelimit.task"} & sys.modules.keys()
     with open(os.path.join(os.environ["TEST_RECORDS"], f"{index}.headers"), "w") as file:
         json.dump(current_task.request.headers or {}, file)
-    Recorder(os.environ["TEST_RECORDS"]).note(index, time.time(), 0)  # whoever waits for this reads the file
+    Recorder(os.environ["TEST_RECORDS"]).note(index, time.time(), 0)  # a test that waits for this reads the file
     return index
 
 

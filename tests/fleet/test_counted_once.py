@@ -22,7 +22,7 @@ LATE = 0.5
 
 
 @pytest.mark.slow
-# Whoever has imported the fleet's app in this process has its tasks, of the same names, in each app.
+# A process that has imported the fleet's app has its tasks, of the same names, in each app.
 @pytest.mark.filterwarnings("ignore:Task name:celery.exceptions.CeleryWarning")
 def test_counts_agree_with_started_tasks_after_a_worker_was_killed(
     new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis

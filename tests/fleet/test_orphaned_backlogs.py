@@ -84,7 +84,7 @@ def test_rolling_deploy_keeps_the_backlog_of_the_old_quota(new_fleet: NewFleet) 
 
 
 def test_backlog_of_a_renamed_queue_returns_to_it(new_fleet: NewFleet, store: redis.Redis) -> None:
-    """Nobody consumes it any more, but another one under the same quota: its tasks go back to it, as they were sent."""
+    """Workers consume another queue under the same quota instead: its tasks go back to it, as they were sent."""
     with new_fleet(install=True) as fleet:
         deploy(fleet, **quota("stripe", "1/h"))
         fleet.start("-Q", "a")

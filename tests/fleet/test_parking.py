@@ -224,7 +224,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
         after = dict(store.zrange(lots, 0, -1, withscores=True))
         assert {key: at for key, at in after.items() if key != "tenant:busy"} == {
             key: at for key, at in before.items() if key != "tenant:busy"
-        }, "nobody has looked at those that are closed"
+        }, "no worker has looked at lots that are closed"
         assert scripts <= 4 * tasks
         assert_over(fleet.permits()[20:], rate / 2)
         assert_never_over(fleet.permits(), rate)

@@ -34,19 +34,19 @@ def test_gate_runs_in_one_thread_at_a_time() -> None:
     """Timers and messages come from different threads; the thread inside may enter again, as a solo pool's tasks do."""
     consumer = a_consumer(Timer(), is_green=False)
     worker = Worker(consumer)
-    rang = threading.Event()
+    fired = threading.Event()
 
     def come_in(request: SimpleNamespace) -> None:
         if request.again:
             return
-        worker.timers.call_after(0, rang.set)
+        worker.timers.call_after(0, fired.set)
         consumer.on_task_request(SimpleNamespace(name="task", message=SimpleNamespace(), again=True))
-        assert not rang.wait(0.2)
+        assert not fired.wait(0.2)
 
     worker.intercept(come_in, on_end=print, on_message=print, on_error=print, on_revoked=print, on_refusal=print)
     try:
         consumer.on_task_request(SimpleNamespace(name="task", message=SimpleNamespace(), again=False))
-        assert rang.wait(10)
+        assert fired.wait(10)
     finally:
         consumer.timer.stop()
 

@@ -51,7 +51,7 @@ CHANGES = (
     (r"(?<![\w.\[%'])1(?![\w.'])", "2"),
 )
 #: Test files that run before the others.
-FEW = 6
+TRIED_FIRST = 6
 #: Seconds after which a run of the tests counts as failed: the change has made a loop endless.
 LONGEST = 900
 
@@ -132,12 +132,13 @@ def _killer(copy: Path, mutant: Mutant, tests: list[str]) -> str | None:
     path.write_text("".join(lines))
     try:
         # Most changes are noticed by these few, and to collect all the others takes some seconds.
-        return _first_failure(copy, tests[:FEW]) or _first_failure(copy, tests[FEW:])
+        return _first_failure(copy, tests[:TRIED_FIRST]) or _first_failure(copy, tests[TRIED_FIRST:])
     finally:
         path.write_text(original)
 
 
 def _first_failure(copy: Path, tests: list[str]) -> str | None:
+    """The first of these files that fails, or what else went wrong; ``None``: all pass."""
     options = ("-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow")
     command = [sys.executable, "-m", "pytest", *options, *[f"tests/lua/{each}" for each in tests]]
     try:

@@ -54,18 +54,18 @@ class Workers:
 
     def subscribe(self, *workers: str) -> None:
         for worker in workers:
-            self._pubsub.subscribe(f"ratelimit:v1:bell:{worker}")
+            self._pubsub.subscribe(f"ratelimit:v1:wake:{worker}")
             assert self._next()["type"] == "subscribe"
 
     def unsubscribe(self, worker: str) -> None:
-        self._pubsub.unsubscribe(f"ratelimit:v1:bell:{worker}")
+        self._pubsub.unsubscribe(f"ratelimit:v1:wake:{worker}")
         assert self._next()["type"] == "unsubscribe"
 
     def notified(self) -> list[str]:
         """The lines that were notified since the last call."""
-        self.store.publish("ratelimit:v1:bell:end", "")
+        self.store.publish("ratelimit:v1:wake:end", "")
         lines: list[str] = []
-        while (said := self._next())["channel"] != "ratelimit:v1:bell:end":
+        while (said := self._next())["channel"] != "ratelimit:v1:wake:end":
             lines.append(f"{said['channel'].rpartition(':')[2]}.{said['data']}")
         return lines
 
@@ -216,7 +216,7 @@ def test_paused_limit_notifies_no_waiter(full: Workers) -> None:
     full.clock.advance(0.5)
     full.limiter.pause("places", 10, force=True)
     assert full.ask("x", ended=["a"]) == [False]
-    assert full.ask("y", channel=WORKER_B) == [False], "or they would ring for one another"
+    assert full.ask("y", channel=WORKER_B) == [False], "or they would notify one another"
     assert full.notified() == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from celery_ratelimit import Limit, Limiter
 from tests.conftest import Clock
 
+NO_END = 1e9  # as `pause` without a time
 REFUSAL = {"by": "429 of task charge", "reason": "of task 1"}
 ANNA, BOB = {"by": "anna", "reason": "no upstream"}, {"by": "bob"}
 
@@ -23,7 +24,7 @@ ANNA, BOB = {"by": "anna", "reason": "no upstream"}, {"by": "bob"}
         ([(10, REFUSAL), (60, ANNA)], ANNA),
         ([(60, ANNA), (10, BOB)], ANNA),
         ([(10, ANNA), (60, BOB)], BOB),
-        ([(1e9, ANNA), (1e9, BOB)], BOB),
+        ([(NO_END, ANNA), (NO_END, BOB)], BOB),
         ([(10, ANNA), (60, REFUSAL), (90, BOB)], BOB),
     ],
 )
@@ -37,7 +38,10 @@ def test_pause_that_ends_last_is_shown_with_its_own_reason(
         return config.paused_by, config.pause_reason
 
     for seconds, by in pauses:
-        frozen.throttled("api", retry_after=seconds, **by) if by is REFUSAL else frozen.pause("api", seconds, **by)
+        if by is REFUSAL:
+            frozen.throttled("api", retry_after=seconds, **by)
+        else:
+            frozen.pause("api", seconds, **by)
         clock.advance(1)
     expected = shown["by"], shown.get("reason", "")
     assert shown_now() == expected
@@ -46,7 +50,7 @@ def test_pause_that_ends_last_is_shown_with_its_own_reason(
     assert shown_now() == expected
     frozen.unset_rate("api")
     assert shown_now() == expected
-    if max(seconds for seconds, _ in pauses) < 1e9:
+    if max(seconds for seconds, _ in pauses) < NO_END:
         clock.advance(90)
     else:
         assert frozen.resume("api", reason="it is back")

@@ -34,7 +34,7 @@ def test_uninformed_process_is_granted_and_learns_the_switch(frozen: Limiter, cl
         frozen._asker.shadows.learn({"api": None})
     assert frozen.peek(limit).allowed
     assert not frozen.client.exists("ratelimit:v1:{api}::state")
-    frozen._asker.shadows.hear(decision)
+    frozen._asker.shadows.note_decision(decision)
     assert frozen._asker.shadows.has("api", limit)
 
 

@@ -41,9 +41,9 @@ def release(limiter: Limiter, id: str, cost: int) -> bool:
 
 
 def hand_over(
-    limiter: Limiter, *asking: str, cost: int, ear: str = "", ended: tuple[tuple[str, int], ...] = ()
+    limiter: Limiter, *asking: str, cost: int, waiter: str = "", ended: tuple[tuple[str, int], ...] = ()
 ) -> list[bool]:
-    requests = LeaseRequests(asking, 0, us(60.0), ear, len(asking), False)
+    requests = LeaseRequests(asking, 0, us(60.0), waiter, len(asking), False)
     released = [LeasesToRelease(id, [places(each)], START) for id, each in ended]
     return [each.allowed for each in release_and_acquire(limiter._asker, [places(cost)], requests, released)]
 
@@ -358,7 +358,7 @@ def test_large_and_small_requests_are_served_in_bounded_time(frozen: Limiter, cl
 def test_permits_are_held_for_a_waiting_caller(frozen: Limiter, clock: Clock) -> None:
     assert ask(frozen, "a", 6)
     assert ask(frozen, "b", 4)
-    assert hand_over(frozen, "large", cost=8, ear="@") == [False]
+    assert hand_over(frozen, "large", cost=8, waiter="@") == [False]
     clock.advance(0.01)
     assert hand_over(frozen, "small", cost=1, ended=(("a", 6),)) == [False], "six are free, and are kept"
     assert left(frozen) == 6
@@ -366,7 +366,7 @@ def test_permits_are_held_for_a_waiting_caller(frozen: Limiter, clock: Clock) ->
     assert left(frozen) == 1
     assert ask(frozen, "newcomer", 1), "and not kept once more"
     assert release(frozen, "newcomer", 1)
-    assert hand_over(frozen, "large", cost=8, ear="@") == [True]
+    assert hand_over(frozen, "large", cost=8, waiter="@") == [True]
     assert left(frozen) == 1
     assert hand_over(frozen, "next", "third", cost=8, ended=(("large", 8),)) == [True, False], "in one step"
     assert left(frozen) == 1
@@ -374,7 +374,7 @@ def test_permits_are_held_for_a_waiting_caller(frozen: Limiter, clock: Clock) ->
 
 def test_permits_are_kept_or_held_but_never_both(frozen: Limiter, clock: Clock) -> None:
     assert ask(frozen, "a", 10)
-    assert hand_over(frozen, "large", cost=7, ear="@") == [False]
+    assert hand_over(frozen, "large", cost=7, waiter="@") == [False]
     assert hand_over(frozen, "small", cost=1, ended=(("a", 10),)) == [True], "seven are held for a second"
     clock.advance(0.999999)
     assert ask(frozen, "second", 1)
@@ -389,7 +389,7 @@ def test_permits_are_kept_or_held_but_never_both(frozen: Limiter, clock: Clock) 
 def test_held_permits_of_an_absent_caller_are_freed(frozen: Limiter, clock: Clock) -> None:
     assert ask(frozen, "a", 6)
     for _ in range(3):
-        assert hand_over(frozen, "large", cost=8, ear="@") == [False]
+        assert hand_over(frozen, "large", cost=8, waiter="@") == [False]
         assert hand_over(frozen, "small", cost=1, ended=(("a", 6),)) in ([True], [False])
         release(frozen, "small", 1)
         clock.advance(5)
@@ -418,7 +418,7 @@ def test_random_costs_never_exceed_the_limit(frozen: Limiter, clock: Clock, way:
     held: dict[str, int] = {}
     how: dict[str, Callable[[str, int], bool]] = {
         "acquire": lambda id, cost: ask(frozen, id, cost, claim=luck.choice([0.0, 60.0])),
-        "hand_over": lambda id, cost: hand_over(frozen, id, cost=cost, ear=luck.choice(["", "@"]))[0],
+        "hand_over": lambda id, cost: hand_over(frozen, id, cost=cost, waiter=luck.choice(["", "@"]))[0],
     }
     for number in range(300):
         clock.advance(luck.choice([0.0, 0.001, 0.1, 1.2]))

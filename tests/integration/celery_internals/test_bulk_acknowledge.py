@@ -30,7 +30,7 @@ class Timers:
         self.waiting[key] = seconds, callback
         return lambda: self.waiting.pop(key, None) and None
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         waiting, self.waiting = self.waiting, {}
         for _, callback in waiting.values():
             callback()
@@ -84,7 +84,7 @@ def test_messages_are_acknowledged_in_one_round_trip(worker: Worker) -> None:
     assert [seconds <= 0.02 for seconds, _ in worker.timers.waiting.values()] == [True]
     assert (worker.at_broker, requests[0].message.acknowledged) == (3, False)
     before = execs(worker.store)
-    worker.timers.ring()
+    worker.timers.fire()
     assert execs(worker.store) - before == 1, "in one round trip"
     assert (worker.at_broker, requests[0].message.acknowledged) == (1, True)
     assert not worker.timers.waiting
@@ -100,7 +100,7 @@ def test_messages_of_several_channels_are_acknowledged_together(server: Embedded
         (first,), (second,) = worker.come(), beside.come()
         worker.acknowledge(first, second)
         before = execs(store)
-        worker.timers.ring()
+        worker.timers.fire()
         assert execs(store) - before == 1
         assert (first.message.acknowledged, second.message.acknowledged, worker.at_broker) == (True, True, 0)
 
@@ -123,9 +123,9 @@ def test_lost_acknowledgement_is_repeated(worker: Worker, monkeypatch: pytest.Mo
 
         broken.setattr(redis.client.Pipeline, "execute", execute)
         with pytest.raises(redis.ConnectionError):
-            worker.timers.ring()
+            worker.timers.fire()
     assert (worker.at_broker, first.message.acknowledged) == (2, False)
-    worker.timers.ring()
+    worker.timers.fire()
     assert (worker.at_broker, first.message.acknowledged) == (1, True)
 
 
@@ -142,7 +142,7 @@ def test_rejected_message_is_left_to_kombu(worker: Worker) -> None:
     worker.acknowledge(first)
     second.message.reject()
     assert worker.at_broker == 1
-    worker.timers.ring()
+    worker.timers.fire()
     assert worker.at_broker == 0
 
 

@@ -45,7 +45,7 @@ class Ending:
 
 
 class Loop:
-    """A worker's loop, in the test's thread: its timers ring when the test says so."""
+    """A worker's loop, in the test's thread: its timers fire when the test says so."""
 
     lock = nullcontext()
 
@@ -71,7 +71,7 @@ class Loop:
         self.timers.append((seconds, call))
         return self.timers.clear
 
-    def ring(self, seconds: float) -> None:
+    def fire(self, seconds: float) -> None:
         """``seconds`` later."""
         self.now += seconds
         ((_, call),) = self.timers or [(0, bool)]
@@ -131,7 +131,7 @@ def test_state_is_stored_on_a_thread_and_the_end_follows_in_the_loop(loop: Loop)
     loop.turn()
     assert request.events == ENDED
     assert threads != [threading.get_ident()]
-    loop.ring(SLOW)
+    loop.fire(SLOW)
     assert (request.events, loop.widened, loop.timers) == (ENDED, 0, [])
 
 
@@ -149,10 +149,10 @@ def test_hanging_backend_ends_tasks_at_the_deadline(loop: Loop, hangs: Hang, cap
     first, second, third = requests = [Ending("1"), Ending("2"), Ending("3")]
     begin(loop, hangs, first)
     loop.end(second, partial(stored.append, "2"))
-    loop.ring(SLOW)
+    loop.fire(SLOW)
     assert loop.widened == 2, "both have left the prefetch"
     assert [request.events for request in requests] == [[], [], []]
-    loop.ring(DEADLINE)
+    loop.fire(DEADLINE)
     assert [request.events for request in requests] == [ENDED, ["2", "acknowledged"], []]
     assert loop.widened == 0
     lines = [(each.levelno, each.getMessage()) for each in caplog.records]
@@ -185,7 +185,7 @@ def test_slow_backend_that_answers_ends_no_task_early(loop: Loop, hangs: Hang) -
     for seconds, widened in ((SLOW / 2, 0), (SLOW, 3), (SLOW, 3)):
         loop.now += DEADLINE
         loop.states._busy_since = loop.now  # with the next one
-        loop.ring(seconds)
+        loop.fire(seconds)
         assert ([request.events for request in requests], loop.widened) == ([[], [], []], widened)
 
 
@@ -203,7 +203,7 @@ def test_stopping_worker_waits_briefly_for_states(
         "Task task[2] ends, but its state is not in the result backend: this worker stops, and its message goes back"
     ]
     call()
-    loop.ring(SLOW)
+    loop.fire(SLOW)
     assert (stored.events, left.events, loop.widened) == (ENDED, [], 0)
 
 
@@ -224,7 +224,7 @@ def test_lost_connection_leaves_messages_to_the_broker(
     begin(loop, hangs, request)
     loop.states.close(stopping=False)
     for seconds in (SLOW, DEADLINE):
-        loop.ring(seconds)
+        loop.fire(seconds)
     assert (request.events, caplog.text, loop.widened) == ([], "", 0)
 
 

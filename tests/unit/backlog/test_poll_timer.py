@@ -98,9 +98,9 @@ class World:
         return self.is_lost
 
     def ask(self, question: Callable[[], Any], otherwise: Any) -> Any:
-        return otherwise if self.is_lost else self.hear(question, otherwise)
+        return otherwise if self.is_lost else self.read(question, otherwise)
 
-    def hear(self, reply: Callable[[], Any], otherwise: Any, *, quietly: bool = False) -> Any:
+    def read(self, reply: Callable[[], Any], otherwise: Any, *, quietly: bool = False) -> Any:
         try:
             return reply()
         except NotAsked:

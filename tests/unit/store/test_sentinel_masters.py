@@ -103,15 +103,15 @@ def test_failover_lasts_from_selection_to_switch(
     monkeypatch.setattr(masters, "time", SimpleNamespace(monotonic=lambda: now[0]))
     begin = "+failover-state-select-slave"
     ask_all(master)
-    master.hear(0, begin, ["master", "another", *map(str, ONE)])
+    master.handle_event(0, begin, ["master", "another", *map(str, ONE)])
     assert not master.is_moving
-    master.hear(0, begin, ["master", "limits", *map(str, ONE)])
+    master.handle_event(0, begin, ["master", "limits", *map(str, ONE)])
     assert master.is_moving
     sentinels[1].epoch, sentinels[1].address = 1, TWO
-    master.hear(1, end, ["limits", *map(str, ONE), *map(str, TWO)])
+    master.handle_event(1, end, ["limits", *map(str, ONE), *map(str, TWO)])
     assert not master.is_moving
     assert master.address == TWO, "queried before calls continue"
-    master.hear(0, begin, ["master", "limits", *map(str, TWO)])
+    master.handle_event(0, begin, ["master", "limits", *map(str, TWO)])
     now[0] += masters.LONGEST_MOVE
     assert not master.is_moving, "its end was not heard"
 

@@ -74,9 +74,9 @@ def test_in_loop_call_runs_on_the_loop_thread() -> None:
 def test_reply_reaches_the_loop_and_raises_the_error() -> None:
     soon, heard = Queue[Callable[[], None]](), []
     calls_of(THREADS_FROM, call_soon=soon.put).submit(Mock(side_effect=StoreUnavailable("no answer")), heard.append)
-    hear = soon.get(timeout=10)
+    receive = soon.get(timeout=10)
     assert heard == []
-    hear()
+    receive()
     (reply,) = heard
     assert reply.seconds >= 0
     with pytest.raises(StoreUnavailable):

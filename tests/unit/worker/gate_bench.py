@@ -444,9 +444,9 @@ class Bench:
         return self.lost
 
     def ask(self, question: Any, otherwise: Any = None, *, quietly: bool = False) -> Any:
-        return otherwise if self.lost else self.hear(question, otherwise, quietly=quietly)
+        return otherwise if self.lost else self.read(question, otherwise, quietly=quietly)
 
-    def hear(self, reply: Any, otherwise: Any, *, quietly: bool = False) -> Any:
+    def read(self, reply: Any, otherwise: Any, *, quietly: bool = False) -> Any:
         try:
             return reply()
         except NotAsked:
@@ -484,7 +484,7 @@ class Bench:
 
     def release_and_acquire(self, demands: Any, asking: Any, ended: Any) -> list[Decision]:
         assert not ended
-        assert not asking.ear
+        assert not asking.waiter
         decisions: list[Decision] = []
         for id in asking.lease_ids:  # one lease each
             horizon = asking.horizon / 1e6 if len(decisions) < asking.most else -1e6

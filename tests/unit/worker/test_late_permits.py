@@ -100,12 +100,12 @@ def test_only_the_latest_of_several_late_permits_are_used(
 
 
 def set_timer(limit_queue: LimitQueue, turns: ExpectedTurns) -> list[float]:
-    """Set the timer of a queue; in how many seconds it rings."""
-    rings: list[float] = []
-    timers = SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds))
+    """Set the timer of a queue; in how many seconds it fires."""
+    fires: list[float] = []
+    timers = SimpleNamespace(call_after=lambda seconds, _: fires.append(seconds))
     worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(max_hold=lambda: 1440.0))
     QueueTimers(worker, turns, lambda: 0.0, lambda queues: None).set(limit_queue)
-    return rings
+    return fires
 
 
 @pytest.mark.parametrize(("needs_process", "seconds"), [(False, 0.0), (True, 1440.0)])

@@ -181,12 +181,12 @@ def test_renewal_interval_follows_the_shortest_held_lease(store: Store, monkeypa
 
 @pytest.fixture
 def running() -> Any:
-    """The leases of running tasks, with alarms that a test rings."""
-    alarms: list[tuple[float, Any]] = []
+    """The leases of running tasks, with timers that a test fires."""
+    timers_set: list[tuple[float, Any]] = []
     ended: list[str] = []
     worker: Any = SimpleNamespace(
         pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
-        timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
+        timers=SimpleNamespace(call_after=lambda seconds, fire: timers_set.append((seconds, fire)) or (lambda: None)),
     )
     asker: Any = SimpleNamespace(is_cluster=False, client=None, prefix="")
     leases: Any = SimpleNamespace(end=lambda run_id, **_: ended.append(run_id))
@@ -194,7 +194,7 @@ def running() -> Any:
     made: Any = ConcurrencyLeases(
         worker, asker, leases, unused, unused, unused, lambda request: made.end(request), lambda queues: None
     )
-    made.alarms, made.ended = alarms, ended
+    made.timers_set, made.ended = timers_set, ended
     return made
 
 
@@ -207,17 +207,17 @@ def run(running: Any, id: str) -> object:
 def test_lease_of_a_task_missing_from_the_pool_is_released_by_a_poll(running: Any) -> None:
     stays, gone = run(running, "stays"), run(running, "gone")
     running._worker.pool._jobs[stays] = SimpleNamespace()
-    ((seconds, look),) = running.alarms
+    ((seconds, look),) = running.timers_set
     look()
     assert running.ended == ["gone"]
     assert stays in running
     assert gone not in running
-    assert [seconds, running.alarms[1][0]] == [END_POLL_INTERVAL] * 2, "as long as one runs"
+    assert [seconds, running.timers_set[1][0]] == [END_POLL_INTERVAL] * 2, "as long as one runs"
 
 
 def test_no_poll_is_scheduled_while_nothing_runs(running: Any) -> None:
     running.watch()
-    assert running.alarms == []
+    assert running.timers_set == []
     run(running, "gone")
-    running.alarms.pop()[1]()
-    assert running.alarms == []
+    running.timers_set.pop()[1]()
+    assert running.timers_set == []

@@ -34,7 +34,7 @@ class World:
         self.during_read()
         return [self.stored] * len(keys)
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         waiting, self.waiting = self.waiting, None
         waiting()
 
@@ -52,7 +52,7 @@ def world() -> World:
 
 @pytest.fixture
 def watcher(world: World) -> LimitWatcher:
-    outage: Any = MagicMock(ask=lambda question, *_, **__: question(), hear=lambda reply, *_, **__: reply())
+    outage: Any = MagicMock(ask=lambda question, *_, **__: question(), read=lambda reply, *_, **__: reply())
     outage.__bool__.return_value = False
     worker: Any = SimpleNamespace(timers=world)
     asker: Any = SimpleNamespace(command=world.command, prefix="", is_cluster=False, drive=lambda _: None, core=None)
@@ -66,7 +66,7 @@ def test_next_poll_is_scheduled_after_the_reply(world: World, watcher: LimitWatc
     watcher.watch()
     world.steps.clear()
     for _ in range(3):
-        world.ring()
+        world.fire()
     assert world.steps == ["read", "timer"] * 3
 
 
@@ -74,9 +74,9 @@ def test_polling_continues_after_an_error(world: World, watcher: LimitWatcher) -
     watcher.watch()
     world.during_read = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        world.ring()
+        world.fire()
     world.during_read = lambda: None
-    world.ring()
+    world.fire()
     assert world.waiting is not None
 
 
@@ -84,7 +84,7 @@ def test_closing_during_a_poll_ends_polling(world: World, watcher: LimitWatcher)
     """A greenlet may close the watcher, and start it again."""
     watcher.watch()
     world.during_read = watcher.close
-    world.ring()
+    world.fire()
     assert world.waiting is None
     world.during_read = lambda: None
     watcher.watch()
@@ -97,13 +97,13 @@ def test_poll_of_a_distant_store_does_not_block_the_loop(world: World, watcher: 
     watcher.watch()
     sent = world.far = []
     world.steps.clear()
-    world.ring()
+    world.fire()
     assert (world.steps, world.waiting) == ([], None), "the next poll follows the reply"
     question, done = sent.pop()
     world.stored = "20/s"
     done(_reply_to(question))
     assert (world.steps, changed) == (["read", "timer"], [{"api"}])
-    world.ring()
+    world.fire()
     watcher.close()
     assert (len(sent), world.waiting) == (1, None)
     watcher.watch()  # the worker has reconnected: the earlier reply is ignored

@@ -67,7 +67,7 @@ def reply_to_three(bench: Bench, *changes: Any) -> list[Request]:
     (refused,) = bench.ask_next(task.plan.demands((), {}), ["other"], horizon=0.0, claim=0.0)
     said = [replace(refused, **each) if isinstance(each, dict) else each for each in changes]
     call = AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(said, at=bench.now))
-    bench.gate._scheduler._processor._hear(limit_queue, call)
+    bench.gate._scheduler._processor._handle_reply(limit_queue, call)
     return requests
 
 
