@@ -73,15 +73,15 @@ def fleet_on(new_fleet: NewFleet, sqs: SQS, *predefined: str, **more: Any) -> Fl
 
 def test_return_queues_of_predefined_queues(new_fleet: NewFleet, sqs: SQS) -> None:
     """Where a queue has none, its throttled tasks return by the queue itself, and one warning says so."""
-    with fleet_on(new_fleet, sqs, "jobs", "mails", "mails-throttled", rate="10/s") as fleet:
+    with fleet_on(new_fleet, sqs, "jobs", "mails", "mails-throttled", rate="2/s") as fleet:
         fleet.start("-Q", "jobs,mails")
-        for index in range(20):
+        for index in range(6):
             fleet.send("retry", index, queue="jobs")
-            fleet.send("late", 20 + index, queue="mails")
-        fleet.wait_for(40, 20)
+            fleet.send("late", 6 + index, queue="mails")
+        fleet.wait_for(12, 20)
         until(lambda: sqs.left() == 0, 10, "the last acknowledgement")
-        assert sorted(start.index for start in fleet.starts()) == list(range(40))
-        assert_never_over(fleet.permits(), 20, burst=2)
+        assert sorted(start.index for start in fleet.starts()) == list(range(12))
+        assert_never_over(fleet.permits(), 4, burst=2)
         assert fleet.sent_back() > 0
         assert fleet.log().count("'jobs-throttled' is not at the broker") == 1
         assert "'mails-throttled'" not in fleet.log()
@@ -91,17 +91,17 @@ def test_return_queues_of_predefined_queues(new_fleet: NewFleet, sqs: SQS) -> No
 
 
 def test_return_queue_is_made_when_a_task_needs_it(new_fleet: NewFleet, sqs: SQS) -> None:
-    with fleet_on(new_fleet, sqs, rate="10/s") as fleet:
+    with fleet_on(new_fleet, sqs, rate="2/s") as fleet:
         fleet.start()
         assert sqs.names() == {"celery"}
         assert message_counts(fleet.sender, ["celery", "celery-throttled"]) == {"celery": 0, "celery-throttled": 0}
         with pytest.raises(BrokerDidNotAnswer, match="no remote control"):
             query_workers(fleet.sender, "ping", 1)
         assert sqs.names() == {"celery"}
-        fleet.send_each("retry", range(20))
-        fleet.wait_for(20, 20)
+        fleet.send_each("retry", range(6))
+        fleet.wait_for(6, 20)
         until(lambda: sqs.left() == 0, 10, "the last acknowledgement")
-        assert sorted(start.index for start in fleet.starts()) == list(range(20))
+        assert sorted(start.index for start in fleet.starts()) == list(range(6))
         assert sqs.names() == {"celery", "celery-throttled"}
 
 
