@@ -3,7 +3,7 @@
 ``python -m tests.lua.mutants [--every N] [--first K] [file …]``: of the scripts below ``lua/`` that are named (all of
 them if none is), each Nth change, from the Kth on. Prints the changes that no test notices, and the share of the rest.
 The tests have to pass without a change, first. A change that a test notices takes some seconds, one that no test
-notices a run of all tests of ``tests/lua``. It is not part of CI: run it for the file that you change.
+notices a run of all tests of :data:`TESTS`. It is not part of CI: run it for the file that you change.
 
 Changes that make no difference, and so survive: ``<`` for ``<=`` where both branches give the same at that microsecond,
 or where no lease or slot can end at it; a bound that is off by one where the next check is exact, or where no value
@@ -50,6 +50,11 @@ CHANGES = (
     (r"(?<![\w.\[%'])0(?![\w.'])", "1"),
     (r"(?<![\w.\[%'])1(?![\w.'])", "2"),
 )
+#: Below ``tests``. A script that only a cluster or a command needs has its tests beside those of its callers.
+TESTS = (
+    *("lua/test_*.py", "integration/limiter/test_*.py", "integration/operations/test_*.py"),
+    "integration/store/test_cluster.py",
+)
 #: Test files that run before the others.
 TRIED_FIRST = 6
 #: Seconds after which a run of the tests counts as failed: the change has made a loop endless.
@@ -95,7 +100,8 @@ def main() -> int:
         # Else the scripts are those of the checkout that is installed.
         (copy / "celery_ratelimit/lua").unlink(missing_ok=True)
         (copy / "celery_ratelimit/lua").symlink_to("../lua")
-        texts = {path.name: path.read_text().lower() for path in sorted(copy.glob("tests/lua/test_*.py"))}
+        paths = sorted(path for folder in TESTS for path in copy.glob(f"tests/{folder}"))
+        texts = {path.relative_to(copy / "tests").as_posix(): path.read_text().lower() for path in paths}
         if failed := _first_failure(copy, list(texts)):
             raise SystemExit(f"no change was tried, as the tests of the unchanged Lua fail: {failed}")
         noticed: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -118,7 +124,8 @@ def _likely_first(file: str, texts: dict[str, str], noticed: Counter[str]) -> li
 
     def rank(test: str) -> tuple[int, ...]:
         text = texts[test]
-        return noticed[test], sum(word in test for word in words), text.count(name), sum(map(text.count, words))
+        named = sum(word in Path(test).stem for word in words)
+        return noticed[test], named, text.count(name), sum(map(text.count, words))
 
     return sorted(texts, key=rank, reverse=True)
 
@@ -140,7 +147,7 @@ def _killer(copy: Path, mutant: Mutant, tests: list[str]) -> str | None:
 def _first_failure(copy: Path, tests: list[str]) -> str | None:
     """The first of these files that fails, or what else went wrong; ``None``: all pass."""
     options = ("-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow")
-    command = [sys.executable, "-m", "pytest", *options, *[f"tests/lua/{each}" for each in tests]]
+    command = [sys.executable, "-m", "pytest", *options, *[f"tests/{each}" for each in tests]]
     try:
         env = {**os.environ, "PYTHONPATH": str(copy)}
         done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=LONGEST)
@@ -148,7 +155,7 @@ def _first_failure(copy: Path, tests: list[str]) -> str | None:
         return "too long"
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) tests/lua/(\w+\.py)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+?\.py)", done.stdout, re.MULTILINE)
     return failed[1] if failed else "an error"
 
 

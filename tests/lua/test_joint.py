@@ -117,3 +117,15 @@ def test_tightest_limit_is_used_in_every_mixture(frozen: Limiter, clock: Clock, 
     play(frozen, clock, groups, SECONDS, late=late, seed=seed)
     never_over(groups)
     assert used(groups, "common") >= 0.97
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
+def test_newcomer_takes_no_permits_that_waiting_requests_need_within_a_period(frozen: Limiter, algorithm: str) -> None:
+    common = Limit("4/s", algorithm=algorithm, name="common")
+    pair = LimitRequest(common, "common", cost=2)
+    near, far = [limit("2/3s", name) for name in ("first", "second")], limit("1/10s", "far")
+    for wanted in ([LimitRequest(common, "common", cost=4)], *[[each] for each in (*near, far)]):
+        assert frozen._asker.ask(wanted).allowed
+    waits = [frozen._asker.ask([pair, each], id=each.name, claim=1e6).retry_after for each in (far, *near)]
+    assert waits == [10.0, 1.5, 1.5], "all four permits of that second are theirs"
+    assert [frozen._asker.ask([pair], id=id, claim=1e6).retry_after for id in "abc"] == [2.5, 2.5, 3.5]
