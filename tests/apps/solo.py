@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import count
 from typing import Any
 
 from celery.exceptions import Reject
@@ -16,13 +17,15 @@ from tests.apps.fleet import RATE, app, note
 __all__ = ["app"]
 
 ERRORS = {"SystemExit": SystemExit, "MemoryError": MemoryError, "Reject": Reject, "OSError": OSError}
+_number = count(1)
 
 
-def body(self: Any, index: int, seconds: float = 0.0, error: str = "") -> None:
+def body(self: Any, index: int, seconds: float = 0.0, error: str = "", last: int = 0) -> None:
+    """``last``: the number of tasks after whose start the worker is killed; 0: it is not."""
     note(index)
     if not self.request.delivery_info["redelivered"]:
         time.sleep(seconds)
-    if error == "SIGKILL":
+    if next(_number) == last:
         os.kill(os.getpid(), signal.SIGKILL)
     if error in ERRORS:
         raise ERRORS[error](1)

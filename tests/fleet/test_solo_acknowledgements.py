@@ -60,10 +60,8 @@ def test_killed_solo_worker_has_rejected_the_messages_of_tasks_that_have_ended(
     new_fleet: NewFleet, server: EmbeddedServer, store: redis.Redis, task: str, error: str
 ) -> None:
     """The broker would deliver each again, and these tasks would run twice."""
-    unhindered = {**SOLO, "rate": "1000000/s"}  # else one may wait for its slot while the last one is killed
-    with new_fleet(**unhindered, worker_prefetch_multiplier=10) as fleet:
-        fleet.send_each(task, range(12), 0.0, error)
-        fleet.send(task, 12, 0.0, "SIGKILL")
+    with new_fleet(**SOLO, worker_prefetch_multiplier=10) as fleet:
+        fleet.send_each(task, range(13), 0.0, error, 13)
         fleet.launch("-P", "solo")
         until(lambda: fleet.workers[0].poll() is not None, 20, "its end")
         assert fleet.started() == 13
