@@ -158,7 +158,7 @@ class RabbitMQ:
 
     def ctl(self, *command: str) -> None:
         """Run ``rabbitmqctl`` on the node."""
-        subprocess.run([f"{_WRAPPED}/rabbitmqctl", *command], env=self._environment(), check=True, timeout=60)
+        subprocess.run([f"{_WRAPPED}/rabbitmqctl", *command], env=self._environment(), check=True, timeout=240)
 
     def start(self, timeout: float = 240.0) -> None:
         """Start the node and return when it takes connections; RuntimeError with its log if it does not."""

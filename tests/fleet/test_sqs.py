@@ -16,7 +16,6 @@ from moto.server import ThreadedMotoServer
 
 from celery_ratelimit._celery import BrokerDidNotAnswer, message_counts, query_workers, visibility_timeouts_of
 from celery_ratelimit.operations.setup_checks import InformationalFinding, check_settings, check_workers
-from celery_ratelimit.testing import free_port
 from tests.fleet_of import Fleet, NewFleet, assert_never_over, until
 
 REGION = {"region": "us-east-1", "is_secure": False}
@@ -138,7 +137,7 @@ def test_visibility_timeout_that_cannot_be_read(
 ) -> None:
     """It is the one of the settings; else what SQS, or kombu, gives a queue."""
     options = {**REGION, "visibility_timeout": given, "client-config": {"retries": {"total_max_attempts": 1}}}
-    with Celery("app", broker=f"sqs://test:test@127.0.0.1:{free_port()}//", set_as_current=False) as app:
+    with Celery("app", broker="sqs://test:test@127.0.0.1:1//", set_as_current=False) as app:
         app.conf.broker_transport_options = options
         assert visibility_timeouts_of(app) == [shortest, longest]
     assert caplog.text.count("Grant sqs:GetQueueAttributes, or set visibility_timeout") == 1

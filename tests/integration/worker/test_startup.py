@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_ratelimit._celery import broker_fingerprint
-from celery_ratelimit.testing import EmbeddedServer, free_port
+from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
 
@@ -25,7 +25,7 @@ from tests.fleet_of import Fleet, until
         ({"ratelimit_quotas": {"emails": "1/s"}, "ratelimit_queues": {"emails": "2/s"}}, ["'emails'", "1/s", "2/s"]),
         ({"ratelimit_url": "amqp://guest:secret@localhost//"}, ["ratelimit_url", "'redis://host:6379/0'"]),
         (
-            {"ratelimit_url": f"redis://:secret@127.0.0.1:{free_port()}/0", "ratelimit_on_store_error": "raise"},
+            {"ratelimit_url": "redis://:secret@127.0.0.1:1/0", "ratelimit_on_store_error": "raise"},
             ["ratelimit_url", "no Redis", "refused"],
         ),
     ],
