@@ -513,6 +513,21 @@ def test_mistakes_raise_and_change_nothing(
 # -- In the store ------------------------------------------------------------------------------------------------------
 
 
+def test_workers_are_told_of_ends_to_come_and_not_of_past_ones(limiter: Same, store: redis.Redis, clock: Clock) -> None:
+    start = clock.us
+
+    def told() -> list[float]:
+        """When the limit has changed last, and when the rates of its keys end, in seconds."""
+        return [(int(at) - start) / 1e6 for at in str(store.get("ratelimit:v1:{tenants}::changes")).split()]
+
+    for key, lasts in ("a", 10), ("b", 30):
+        limiter.set_rate("tenants", "5/s", key=key, for_=lasts)
+    assert told() == [0, 10, 30]
+    clock.advance(20)
+    limiter.set_rate("tenants", "6/s", key="c", for_=5)
+    assert told() == [20, 30, 25]
+
+
 def test_operator_settings_stay_and_everything_else_expires(limiter: Same, store: redis.Redis, clock: Clock) -> None:
     def ttl(key: str) -> float | None:
         """Seconds; None: it stays. Every key that has none by the frozen clock has none by the server's either."""
