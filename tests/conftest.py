@@ -51,7 +51,7 @@ def leave_rows_to_test_all(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put a file of ``tests/fleet``, which waits for most of its time, between two others, which compute.
+    """Put a file of ``tests/fleet`` or ``tests/web``, which waits for most of its time, between two that compute.
 
     ``make test`` gives the files to its processes in this order.
     """
@@ -59,9 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    fleets = [tests for path, tests in files.items() if path.parent.name == "fleet"]
-    others = [tests for path, tests in files.items() if path.parent.name != "fleet"]
-    items[:] = chain.from_iterable(chain.from_iterable(zip_longest(fleets, others, fillvalue=[])))
+    waiting = [tests for path, tests in files.items() if path.parent.name in ("fleet", "web")]
+    others = [tests for path, tests in files.items() if path.parent.name not in ("fleet", "web")]
+    items[:] = chain.from_iterable(chain.from_iterable(zip_longest(waiting, others, fillvalue=[])))
 
 
 def pytest_collection_finish() -> None:
