@@ -11,7 +11,7 @@ from ..limits.any_limit import AnyLimit
 from .plan import Plan, make_plan, plan_of
 from .settings import settings_of
 
-__all__ = ["AppLimits", "limits_of_app"]
+__all__ = ["AppLimits", "limits_of_app", "names_of_app"]
 
 logger: logging.Logger = logging.getLogger("celery_ratelimit")
 
@@ -83,6 +83,11 @@ class AppLimits(Mapping[str, AnyLimit]):
 
     def __len__(self) -> int:
         return len(self._known())
+
+
+def names_of_app(app: Any) -> set[str]:
+    """The names of all limits of an app's tasks, queues and quotas. Raises as :func:`limits_of_app`."""
+    return {*settings_of(app).quotas, *limits_of_app(app)}
 
 
 def limits_of_app(app: Any) -> dict[str, AnyLimit]:

@@ -57,10 +57,9 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
 
 def _unknown(app: Any, names: Sequence[str]) -> list[str]:
     """A warning for each name of no limit of the app. Workers with other code may have such a limit."""
-    from ..app.app_limits import limits_of_app
-    from ..app.settings import settings_of
+    from ..app.app_limits import names_of_app
 
-    known = {*settings_of(app).quotas, *limits_of_app(app)}
+    known = names_of_app(app)
     hints = {name: near(name, known) or "workers with other code may have it." for name in names if name not in known}
     return [plain(f"Warning: this app has no limit {name!r}: {hint}") for name, hint in hints.items()]
 

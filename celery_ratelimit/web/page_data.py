@@ -7,9 +7,8 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.app_limits import limits_of_app
+from ..app.app_limits import names_of_app
 from ..app.app_store import limiter_of
-from ..app.settings import settings_of
 from ..errors import ConfigurationError, StoreUnavailable
 from ..operations.parked_tasks import ParkingLots
 from .changes import change
@@ -28,7 +27,7 @@ class PageData:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._known: set[str] = {*settings_of(app).quotas, *limits_of_app(app)}
+        self._known: set[str] = names_of_app(app)
         self._registry: Any = None
 
     def knows(self, name: str) -> bool:
