@@ -72,6 +72,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_other_files() -> None:
+    """Celery's results unsubscribe from the store when they are collected: not while another file counts commands."""
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def _tasks_of_its_own() -> Iterator[None]:
     """A task is put into every app that is finalized later (``shared``): not into those of other tests."""
