@@ -59,8 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    waiting = [tests for path, tests in files.items() if path.parent.name in ("fleet", "web")]
-    others = [tests for path, tests in files.items() if path.parent.name not in ("fleet", "web")]
+    waiting: list[list[pytest.Item]] = []
+    others: list[list[pytest.Item]] = []
+    for path, tests in files.items():
+        (waiting if path.parent.name in ("fleet", "web") else others).append(tests)
     items[:] = chain.from_iterable(chain.from_iterable(zip_longest(waiting, others, fillvalue=[])))
 
 
